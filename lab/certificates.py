@@ -28,14 +28,14 @@ class Authority:
         subject = ("-subj", f"/CN=test {name}", "-days", "30", "-nodes")
         _openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-keyout", self._key, "-out", self.certificate, *subject)
 
-    def sign(self, name: str, *alternatives: str) -> Certificate:
-        """A certificate for `name` (common name), with alternative names as openssl writes them: `DNS:localhost`, `IP:127.0.0.1`."""
+    def sign(self, name: str, *alternatives: str, days: int = 30) -> Certificate:
+        """A certificate for `name` (common name), with alternative names as openssl writes them: `DNS:localhost`, `IP:127.0.0.1`. `days` below 0: expired."""
         made = Certificate(self._directory / f"{name}.pem", self._directory / f"{name}.key")
         request = self._directory / f"{name}.csr"
         new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
         _openssl("req", *new_key, "-keyout", made.private_key, "-out", request, "-subj", f"/CN={name}")
         extensions = self._directory / f"{name}.ext"
         extensions.write_text(f"subjectAltName={','.join(alternatives or (f'DNS:{name}',))}\n")
-        authority = ("-CA", self.certificate, "-CAkey", self._key, "-CAcreateserial", "-days", "30")
+        authority = ("-CA", self.certificate, "-CAkey", self._key, "-CAcreateserial", "-days", str(days))
         _openssl("x509", "-req", "-in", request, "-out", made.certificate, *authority, "-extfile", extensions)
         return made

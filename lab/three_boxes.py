@@ -44,6 +44,10 @@ class ThreeBoxes:
             self.close()
             raise
 
+    def settings_of(self, broker_id: int) -> Mapping[str, object]:
+        """For the next start of a box."""
+        return self._settings
+
     def begin(self, broker_id: int) -> None:
         """Start a box, for the first time or again; where clients found it they find it again."""
         directory, port = self.directory / f"box{broker_id}", self._ports.get(broker_id, 0)
@@ -52,7 +56,7 @@ class ThreeBoxes:
             disks=1,
             broker_id=broker_id,
             zookeeper=self.zookeeper.connect,
-            settings=self._settings,
+            settings=self.settings_of(broker_id),
             kafka_port=port,
         )
 

@@ -242,7 +242,8 @@ _LISTENER_ROWS = (
         "inter.broker.listener.name",
         "",
         "",
-        "the listener through which boxes, the console and the command connect. If it is not set: PLAINTEXT, or the only PLAINTEXT one",
+        "the listener through which boxes, the console and the command connect: PLAINTEXT, or SSL with `ssl.client.auth` required, where each box shows the "
+        "certificate of its key store. If it is not set: PLAINTEXT, or the only PLAINTEXT one",
         "",
     ),
 )
@@ -348,7 +349,8 @@ _NETWORK_ROWS = (
         "127.0.0.0/8, ::1",
         "",
         "networks whose connections count as those of boxes, beside the addresses of the registered boxes: what boxes send each other (follower "
-        "fetches, transaction markers) is refused from elsewhere. Name here from where a box connects with another address than it advertises",
+        "fetches, transaction markers) is refused from elsewhere. Where boxes connect with TLS, only their "
+        "certificates count. Name here from where a box connects with another address than it advertises",
         "more machines may pass for a box",
     ),
     SettingRow(

@@ -136,8 +136,12 @@ class Box(NamedTuple):
 
     @property
     def local_kafka(self) -> tuple[str, int]:
-        """Host and port by which processes of this machine reach the inter-broker listener."""
+        """Host and port by which processes of this machine reach the inter-broker listener: with TLS
+        those that it advertises, which its certificate has."""
         listener = self.kafka_listeners[0]
+        if listener.protocol != "PLAINTEXT":
+            _, host, port = listener.endpoint
+            return host, port
         anywhere = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
         return anywhere.get(listener.address, listener.address), listener.port
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ProtocolViolation
@@ -26,7 +27,12 @@ from appliance.protocol.framing import REQUEST_HEADER, frame
 from appliance.protocol.schema import BODY_SIZE_MAX, Message
 from appliance.protocol.wire import INT32, MALFORMED, NO_TAGGED_FIELDS, malformed, skip_tagged_fields
 
+if TYPE_CHECKING:
+    from appliance.security.tls_contexts import PeerContext
+
 CONNECT_TIMEOUT_MS = 1_000
+HANDSHAKE_TIMEOUT_MS = 5_000
+"""Of TLS, beyond that: keys of RSA take 6 ms of a busy peer."""
 AGREE_TIMEOUT_MS = 5_000
 PAUSE_MS_FIRST = 20
 PAUSE_MS_QUICK = 100
@@ -72,7 +78,10 @@ class _Request(NamedTuple):
 class PeerConnection:
     """One line to one box."""
 
-    def __init__(self, address: Address, client_id: str, registry: Registry, clock: Clock, answer_bytes_max: int = BODY_SIZE_MAX) -> None:
+    def __init__(
+        self, address: Address, client_id: str, registry: Registry, clock: Clock, tls: PeerContext | None, answer_bytes_max: int = BODY_SIZE_MAX
+    ) -> None:
+        """`tls` None: in clear text."""
         self.address = address
         self.problem = ""
         """Why the last connection ended, or could not be made; empty once there is one."""
@@ -83,6 +92,7 @@ class PeerConnection:
         self._client_id = client_id.encode()
         self._registry = registry
         self._clock = clock
+        self._tls = tls
         self._answer_bytes_max = answer_bytes_max
         self._versions: dict[int, tuple[int, int]] = {}
         self._waiting: deque[_Request] = deque()
@@ -196,7 +206,8 @@ class PeerConnection:
             return 1
         self._tries += 1
         try:
-            self._stream = PeerStream(lookup.found[self._tries % len(lookup.found)], self._registry, self)
+            encrypt = None if self._tls is None else partial(self._tls.wrap, host=self.address.host)
+            self._stream = PeerStream(lookup.found[self._tries % len(lookup.found)], self._registry, self, encrypt)
         except StreamEnded as ended:
             self._hang_up(str(ended))
         self._deadline_ns = now_ns + CONNECT_TIMEOUT_MS * 1_000_000
@@ -260,8 +271,12 @@ class PeerConnection:
 
     # --- ends
 
+    @property
+    def _handshake_ns(self) -> int:
+        return HANDSHAKE_TIMEOUT_MS * 1_000_000 if self._stream is not None and self._stream.is_handshaking else 0
+
     def _lateness(self, now_ns: int) -> str:
-        if not self.is_ready and self._deadline_ns <= now_ns:
+        if not self.is_ready and self._deadline_ns <= now_ns - self._handshake_ns:
             return "it could not be reached in time"
         return "it did not answer in time" if any(request.deadline_ns <= now_ns for request in self._sent) else ""
 

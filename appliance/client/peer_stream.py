@@ -1,4 +1,4 @@
-"""One non-blocking TCP connection to a box, from connect to close, driven by events of its owner's poller.
+"""One non-blocking connection to a box, TCP or TLS, from connect to close, driven by events of its owner's poller.
 
 A `PeerConnection` makes a new one for each attempt. Once a frame's size is known, its bytes are received
 into memory that the owner provides; while the owner has none, nothing is read, and TCP makes the peer
@@ -12,13 +12,21 @@ import os
 import select
 import socket
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from appliance.base.errors import ProtocolViolation
+from appliance.base.logging import Logger
+from appliance.base.settings import Box
 from appliance.client.address import Address
 from appliance.ipc.frames import Registry
 from appliance.protocol.framing import SIZE_PREFIX, SIZE_PREFIX_BYTES
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
+from appliance.security.listeners import is_encrypted
+from appliance.security.transport import WOULD_BLOCK
+
+if TYPE_CHECKING:  # OpenSSL takes 4 MB, which a box without TLS does not need
+    from appliance.security.tls_contexts import PeerContext
+    from appliance.security.tls_transport import TlsTransport
 
 # ---- names are looked up on a thread: getaddrinfo blocks, and the duty cycle must not
 
@@ -63,6 +71,10 @@ BYTES_A_TURN = 4 << 20
 """Received for one connection before others have their turn."""
 _READS = select.EPOLLIN | select.EPOLLRDHUP
 _ENDS = select.EPOLLERR | select.EPOLLHUP
+_SENT_AT_ONCE = 64 << 10
+
+Encrypt = Callable[[socket.socket], "TlsTransport"]
+"""Takes over a connected socket. Raises ValueError and OSError."""
 
 
 class StreamOwner(Protocol):
@@ -83,11 +95,26 @@ class StreamEnded(Exception):
     """The connection is over; its text says why."""
 
 
-class PeerStream:
-    """One TCP connection. Raises StreamEnded if it cannot be started."""
+def peer_context(box: Box, log: Logger) -> PeerContext | None:
+    """Return how a process of this box encrypts its connections to other boxes; None: it does not."""
+    if not is_encrypted(box.kafka_listeners[0].protocol):
+        return None
+    from appliance.security.tls_contexts import PeerContext
 
-    def __init__(self, target: SocketAddress, registry: Registry, owner: StreamOwner) -> None:
+    return PeerContext.of(box, log)
+
+
+class PeerStream:
+    """One connection. Raises StreamEnded if it cannot be started."""
+
+    def __init__(self, target: SocketAddress, registry: Registry, owner: StreamOwner, encrypt: Encrypt | None = None) -> None:
         self.is_connected = False
+        self.is_handshaking = False
+        """The peer has answered on TCP, and TLS is not agreed on."""
+        self._encrypt = encrypt
+        self._tls: TlsTransport | None = None
+        self._is_unread = False
+        """TLS may have input that the poller does not report."""
         self.failure = ""
         """Why sending failed. The owner polls it, because `send` calls no callback."""
         self._owner = owner
@@ -102,7 +129,8 @@ class PeerStream:
         self._wants_memory = False
         self._interest = select.EPOLLOUT
         self._socket = _begin_to_connect(target)
-        registry.register(self._socket.fileno(), self._interest, self._on_event)
+        self._descriptor = self._socket.fileno()
+        registry.register(self._descriptor, self._interest, self._on_event)
 
     @property
     def hears_frame(self) -> bool:
@@ -118,17 +146,18 @@ class PeerStream:
             self.failure = str(ended)
 
     def resume(self) -> bool:
-        """There may be memory for the frame that waits for it. False: none waits, or there is still none."""
-        if not self._wants_memory or self._is_closed:
+        """Once a turn: there may be memory for the frame that waits for it. False: there was nothing to do."""
+        if self._is_closed or not (self._wants_memory or self._is_unread):
             return False
+        self._is_unread = False
         self._guarded(self._receive)
         return not self._wants_memory
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._registry.unregister(self._socket.fileno())
-            self._socket.close()
+            self._registry.unregister(self._descriptor)
+            (self._tls or self._socket).close()
 
     # --- events
 
@@ -136,9 +165,11 @@ class PeerStream:
         if self._is_closed:
             return
         if not self.is_connected:
-            self._guarded(self._finish_connecting)
+            self._guarded(self._handshake if self.is_handshaking else self._finish_connecting)
             return
         if events & select.EPOLLOUT:
+            if self._tls is not None and self._tls.wants_write:
+                events |= select.EPOLLIN
             self._guarded(self._flush)
         if self._wants_memory:
             if events & _ENDS:
@@ -163,6 +194,31 @@ class PeerStream:
         error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             raise StreamEnded(os.strerror(error).lower())
+        if self._encrypt is None:
+            self._begin()
+            return
+        try:
+            self._tls = self._encrypt(self._socket)  # which closes the socket if it fails
+        except (OSError, ValueError) as failure:
+            raise StreamEnded(reason_of(failure) if isinstance(failure, OSError) else str(failure)) from failure
+        self.is_handshaking = True
+        self._handshake()
+
+    def _handshake(self) -> None:
+        from appliance.security.tls_transport import ESTABLISHED, WANTS_WRITE
+
+        assert self._tls is not None
+        try:
+            state = self._tls.handshake()
+        except OSError as failure:
+            raise StreamEnded(reason_of(failure)) from failure
+        if state == ESTABLISHED:
+            self.is_handshaking = False
+            self._begin()
+        else:
+            self._want(select.EPOLLOUT if state == WANTS_WRITE else _READS)
+
+    def _begin(self) -> None:
         self.is_connected = True
         self._set_interest()
         self._owner.on_connected()
@@ -170,6 +226,11 @@ class PeerStream:
     def _flush(self) -> None:
         outgoing = self._outgoing
         try:
+            if self._tls is not None:
+                while outgoing and (taken := self._tls.send(bytes(memoryview(outgoing)[:_SENT_AT_ONCE]), False)) != WOULD_BLOCK:
+                    del outgoing[:taken]
+                self._set_interest()
+                return
             while outgoing:
                 del outgoing[: self._socket.send(outgoing)]
         except BlockingIOError:
@@ -179,10 +240,13 @@ class PeerStream:
         self._set_interest()
 
     def _set_interest(self) -> None:
-        interest = (0 if self._wants_memory else _READS) | (select.EPOLLOUT if self._outgoing else 0)
+        wants_write = self._outgoing or (self._tls is not None and self._tls.wants_write)
+        self._want((0 if self._wants_memory else _READS) | (select.EPOLLOUT if wants_write else 0))
+
+    def _want(self, interest: int) -> None:
         if interest != self._interest and not self._is_closed:
             self._interest = interest
-            self._registry.modify(self._socket.fileno(), interest)
+            self._registry.modify(self._descriptor, interest)
 
     # --- frames
 
@@ -205,6 +269,7 @@ class PeerStream:
                 self._frame = None
                 size_bytes, self._frame_size, self._received, self._prefix_bytes = self._frame_size, -1, 0, 0
                 self._owner.on_frame(frame, size_bytes)
+        self._is_unread = self._tls is not None
 
     def _receive_size(self) -> bool:
         count = self._receive_into(memoryview(self._prefix)[self._prefix_bytes :])
@@ -228,7 +293,14 @@ class PeerStream:
     def _receive_into(self, memory: memoryview) -> int:
         """Bytes received, -1 when there are none now."""
         try:
-            count = self._socket.recv_into(memory)
+            if self._tls is not None:
+                count = self._tls.receive_into(memory[:BYTES_A_TURN])
+                if self._tls.wants_write:
+                    self._set_interest()
+                if count == WOULD_BLOCK:
+                    return -1
+            else:
+                count = self._socket.recv_into(memory)
         except BlockingIOError:
             return -1
         except OSError as failure:
@@ -256,4 +328,8 @@ def _begin_to_connect(target: SocketAddress) -> socket.socket:
 
 
 def reason_of(failure: OSError) -> str:
+    if hasattr(failure, "library"):  # an SSLError, which only TLS raises
+        from appliance.security.tls_transport import words_of
+
+        return words_of(failure)
     return (failure.strerror or str(failure)).lower()

@@ -2,14 +2,13 @@
 
 If a box's registration ends, its waiting requests end at once without a response. Several connections
 to one box (argument `channel`) serve requests that must not wait for each other: an acceptor answers one connection
-in order. Owned by one process. Weak spot: boxes have no listener of their own, so they use the address
-that clients receive.
+in order. Owned by one process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from appliance.base.clock import Clock
 from appliance.client.address import Address
@@ -18,6 +17,9 @@ from appliance.cluster.metadata_image import BrokerImage
 from appliance.ipc.frames import Registry
 from appliance.ipc.request_frames import KafkaRequest
 from appliance.protocol.schema import Message
+
+if TYPE_CHECKING:
+    from appliance.security.tls_contexts import PeerContext
 
 CONTROLLER_CLIENT: Final = "controller of broker "
 """How the client id of a box's controller begins; the broker id follows."""
@@ -50,7 +52,9 @@ class _Line:
 class Peers:
     """All of one process."""
 
-    def __init__(self, client_id: str, registry: Registry, clock: Clock) -> None:
+    def __init__(self, client_id: str, registry: Registry, clock: Clock, tls: PeerContext | None) -> None:
+        """`tls`: as `peer_context` makes it."""
+        self._tls = tls
         self._client_id = client_id
         self._registry = registry
         self._clock = clock
@@ -126,7 +130,7 @@ class Peers:
             return None
         line = self._lines.get((broker_id, channel))
         if line is None:
-            made = PeerConnection(Address(broker.host, broker.port), client_id or self._client_id, self._registry, self._clock)
+            made = PeerConnection(Address(broker.host, broker.port), client_id or self._client_id, self._registry, self._clock, self._tls)
             line = self._lines[broker_id, channel] = _Line(broker, made)
         return line
 

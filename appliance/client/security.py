@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from appliance.base.errors import ErrorCode
+from appliance.base.settings import Box
 from appliance.client.address import Address
 from appliance.client.errors import BrokerUnreachable, ClientFailed
 from appliance.client.messages import SASL_AUTHENTICATE, SASL_HANDSHAKE, ClientApi
@@ -75,6 +76,10 @@ class ClientSecurity(NamedTuple):
                 context.load_cert_chain(self.keystore)
             connected.settimeout(timeout_ms / 1000)
             return context.wrap_socket(connected, server_hostname=host)
+        except PermissionError as error:
+            connected.close()
+            advice = "run it as root or as a member of the group millrace, or name other files by --command-config"
+            raise BrokerUnreachable(f"no TLS connection to {host}: {self.keystore or self.authorities} may not be read; {advice}") from error
         except (OSError, ValueError) as error:
             connected.close()
             raise BrokerUnreachable(f"no TLS connection to {host}: {error}") from error
@@ -107,6 +112,16 @@ class ClientSecurity(NamedTuple):
             client.check(exchange(client.respond(exchange(client.first))))
         except ScramFailed as failed:
             raise AuthenticationFailed(f"the broker at {address} cannot be trusted: {failed}") from failed
+
+
+def box_security(box: Box) -> ClientSecurity | None:
+    """Return how a program of this machine connects to the inter-broker listener of its box, with the
+    certificate of the box; None: in clear text."""
+    listener = box.kafka_listeners[0]
+    if not is_encrypted(listener.protocol):
+        return None
+    authorities, keystore = (str(listener.settings.get(name, box.setting(name))) for name in ("ssl.truststore.location", "ssl.keystore.location"))
+    return ClientSecurity(listener.protocol, authorities=authorities, keystore=keystore)
 
 
 def _token(path: str) -> bytes:

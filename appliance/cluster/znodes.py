@@ -177,11 +177,11 @@ class BrokerRegistration(NamedTuple):
         protocols = document.get("listener_security_protocol_map") or {name: name for name, _, _ in endpoints}
         return cls(broker_id, endpoints, protocols, document.get("rack"), int(document.get("timestamp", -1)))
 
-    def peer_endpoint(self, listener: str) -> tuple[str, int] | None:
-        """Return host and port for other boxes: of the listener with this name, or of the first
-        plaintext one; None without either."""
+    def peer_endpoint(self, listener: str, protocol: str = "PLAINTEXT") -> tuple[str, int] | None:
+        """Return host and port for other boxes: of the listener with this name, or of the first one
+        with `protocol`; None without either."""
         named = next(((host, port) for name, host, port in self.endpoints if name == listener), None)
-        return named or next(((host, port) for name, host, port in self.endpoints if self.security_protocols.get(name) == "PLAINTEXT"), None)
+        return named or next(((host, port) for name, host, port in self.endpoints if self.security_protocols.get(name) == protocol), None)
 
 
 def _bracketed(host: str) -> str:

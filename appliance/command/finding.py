@@ -26,9 +26,17 @@ class FoundBox(NamedTuple):
     box: dict[str, Any]
 
     @property
+    def is_encrypted(self) -> bool:
+        """Whether its inter-broker listener has TLS."""
+        listeners = self.box.get("listeners") or []
+        return any(each["protocol"] != "PLAINTEXT" for each in listeners[:1])
+
+    @property
     def kafka_address(self) -> Address:
-        """Where it listens, as this machine reaches it."""
-        listeners = self.box.get("listeners")
+        """Where it listens, as this machine reaches it: as `Box.local_kafka`, also for boxes of other releases."""
+        listeners = self.box.get("listeners") or []
+        if self.is_encrypted:
+            return Address(listeners[0]["advertised_host"], int(listeners[0]["advertised_port"] or listeners[0]["port"]))
         listen = str(listeners[0]["address"] if listeners else self.box["listen"])
         anywhere = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
         return Address(anywhere.get(listen, listen), int(self.box["kafka_port"]))

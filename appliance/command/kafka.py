@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from appliance.command.failures import UsageProblem
-from appliance.command.finding import administration_addresses, bootstrap_addresses
+from appliance.command.finding import administration_addresses, bootstrap_addresses, find_running_box
 
 if TYPE_CHECKING:
     from appliance.client.cluster import ClusterClient
@@ -24,11 +24,12 @@ def open_cluster(bootstrap: str | None, data: str | None, config: str | None, co
     """A client of what the options name, closed at the end.
 
     `command_config`: a properties file with `security.protocol` and what it needs. With `bootstrap` the
-    environment variable MILLRACE_COMMAND_CONFIG may name it, too.
+    environment variable MILLRACE_COMMAND_CONFIG may name it, too. Without `bootstrap`, a box with TLS is asked
+    with its own certificate.
     """
     addresses = (bootstrap_addresses if command_config else administration_addresses)(bootstrap, data, config)
     path = command_config or (os.environ.get(COMMAND_CONFIG_VARIABLE) if bootstrap is not None else None)
-    security = read_security(path) if path else None
+    security = read_security(path) if path else _own_security(data, config) if bootstrap is None else None
     from appliance.client.cluster import ClusterClient
     from appliance.client.errors import BrokerUnreachable, ClientFailed
 
@@ -38,6 +39,16 @@ def open_cluster(bootstrap: str | None, data: str | None, config: str | None, co
     except BrokerUnreachable as error:
         hint = "look at `millrace status`" if bootstrap is None else "check the address, and that the broker runs"
         raise ClientFailed(f"{error}; {hint}") from error
+
+
+def _own_security(data: str | None, config: str | None) -> ClientSecurity | None:
+    found = find_running_box(data, config)
+    if not found.is_encrypted:
+        return None
+    from appliance.base.settings import Box
+    from appliance.client.security import box_security
+
+    return box_security(Box.from_document({**found.box}))
 
 
 def read_security(path: str) -> ClientSecurity:

@@ -2,8 +2,8 @@
 `listener.security.protocol.map`, `inter.broker.listener.name` and `listener.name.*`.
 
 Pure. Reports all problems at once. The first listener of a plan is the inter-broker listener:
-followers and other boxes connect to it. Weak: those connect without TLS, so in a cluster it must be a
-PLAINTEXT listener.
+followers and other boxes connect to it. It is a PLAINTEXT one, or an SSL one whose clients must have a
+certificate. Weak: boxes do not log in by SASL.
 """
 
 from __future__ import annotations
@@ -86,7 +86,14 @@ def plan_listeners(
                 problems.append(f"listeners has {other} and {name} on port {port}; give each its own")
     if is_alone and not texts["inter.broker.listener.name"] and all(each.protocol != PLAINTEXT for each in listeners):
         return listeners, problems
-    return _inter_broker_first(listeners, texts["inter.broker.listener.name"].upper(), problems), problems
+    ordered = _inter_broker_first(listeners, texts["inter.broker.listener.name"].upper(), problems)
+    if ordered and ordered[0].protocol == SSL and (auth := ordered[0].settings.get("ssl.client.auth", settings["ssl.client.auth"])) != "required":
+        name = ordered[0].name
+        problems.append(
+            f"inter.broker.listener.name is {name}, and its ssl.client.auth is {auth}; set listener.name.{name.lower()}.ssl.client.auth to required, "
+            "because boxes know each other by their certificates"
+        )
+    return ordered, problems
 
 
 def is_encrypted(protocol: str) -> bool:
@@ -171,14 +178,16 @@ def _inter_broker_first(listeners: list[KafkaListener], wanted: str, problems: l
     chosen = next((each for each in listeners if each.name == wanted), None)
     if wanted and chosen is None:
         problems.append(f"inter.broker.listener.name is {wanted}, which listeners does not have; it has {_words([each.name for each in listeners])}")
-    elif chosen is not None and chosen.protocol != PLAINTEXT:
-        problems.append(f"inter.broker.listener.name is {wanted}, which is {chosen.protocol}; boxes connect without TLS: name a PLAINTEXT one")
+    elif chosen is not None and uses_sasl(chosen.protocol):
+        problems.append(f"inter.broker.listener.name is {wanted}, which is {chosen.protocol}; boxes do not log in by SASL: name a PLAINTEXT or SSL one")
     elif chosen is None and listeners:
         chosen = next((each for each in plain if each.name == PLAINTEXT), plain[0] if len(plain) == 1 else None)
         if chosen is None and plain:
             problems.append(f"inter.broker.listener.name is not set; name one of {_words([each.name for each in plain])}, through which boxes connect")
         elif chosen is None and not problems:
-            problems.append("listeners has no PLAINTEXT listener, through which the boxes of a cluster connect; add one")
+            problems.append(
+                "listeners has no PLAINTEXT listener, through which the boxes of a cluster connect; add one, or set inter.broker.listener.name to an SSL one"
+            )
     return sorted(listeners, key=lambda each: each is not chosen)
 
 

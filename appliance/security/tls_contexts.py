@@ -1,4 +1,5 @@
-"""TLS contexts of Kafka listeners: certificate, authority and revoked certificates, from PEM files.
+"""TLS contexts of Kafka listeners and of connections to other boxes, from PEM files: certificate,
+authorities and revoked certificates.
 
 Imported on demand, because OpenSSL takes 4 MB. Files are loaded at the start, and again when they
 change; open connections keep the context that they were made with. If changed files cannot be used
@@ -9,16 +10,18 @@ use. Weak: changes are found by time, size and inode, not by content.
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from appliance.base.logging import Logger
 from appliance.base.setting_row import SettingValue
-from appliance.base.settings import KafkaListener
+from appliance.base.settings import Box, KafkaListener
 from appliance.base.trusted_files import network_user_problem
 from appliance.security.distinguished_names import PrincipalMapping
-from appliance.security.listeners import KEYS_URL, is_encrypted
+from appliance.security.listeners import KEYS_URL, TLS_SETTINGS, is_encrypted
+from appliance.security.tls_transport import TlsTransport
 
 _VERIFICATION: Final = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 _VERSIONS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
@@ -58,10 +61,13 @@ class TlsSettings(NamedTuple):
         return [path for path in (self.keystore, self.truststore, self.revoked) if path]
 
 
-def make_context(settings: TlsSettings) -> ssl.SSLContext:
-    """Return the context of a listener. Raises ValueError that names the setting."""
+def make_context(settings: TlsSettings, *, connects: bool = False) -> ssl.SSLContext:
+    """Return the context of a listener; `connects`: of connections to such listeners of other boxes,
+    which must have the name that is connected to in their certificate. Raises ValueError that names
+    the setting.
+    """
     where = f"listener {settings.listener}"
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if connects else ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     unknown = [name for name in settings.protocols if name not in _VERSIONS]
     if unknown or not settings.protocols:
@@ -79,7 +85,8 @@ def make_context(settings: TlsSettings) -> ssl.SSLContext:
             context.set_ciphers(settings.ciphers)
         except ssl.SSLError as error:
             raise ValueError(f"{where}: ssl.cipher.suites {settings.ciphers!r} names no cipher that OpenSSL has") from error
-    context.verify_mode = _VERIFICATION[settings.client_auth]
+    if not connects:
+        context.verify_mode = _VERIFICATION[settings.client_auth]
     if context.verify_mode is not ssl.CERT_NONE and not settings.truststore:
         raise ValueError(f"{where}: ssl.client.auth is {settings.client_auth}, which needs ssl.truststore.location, a PEM file with the authorities")
     for name, path in (("ssl.truststore.location", settings.truststore), ("ssl.crl.location", settings.revoked)):
@@ -116,6 +123,8 @@ def file_problems(listeners: list[KafkaListener], settings: Mapping[str, Setting
 class ReloadedContext:
     """The context of one listener. `current` is None until its files can be used."""
 
+    connects = False
+
     def __init__(self, settings: TlsSettings, log: Logger) -> None:
         self._settings = settings
         self._log = log
@@ -133,13 +142,35 @@ class ReloadedContext:
         self._seen = seen
         listener = self._settings.listener
         try:
-            self.current = make_context(self._settings)
+            self.current = make_context(self._settings, connects=self.connects)
         except ValueError as error:
-            consequence = "the previous certificate stays in use" if self.current else "its clients are refused until the file is replaced"
+            without = "other boxes cannot be reached" if self.connects else "its clients are refused"
+            consequence = "the previous certificate stays in use" if self.current else f"{without} until the file is replaced"
             self._log.error(f"{error}; {consequence}", listener=listener)
             return
-        if not is_first:
+        if not is_first and not self.connects:
             self._log.notice(f"listener {listener} has loaded its changed certificate files; new connections use them", listener=listener)
+
+
+class PeerContext(ReloadedContext):
+    """The context of connections to other boxes: certificate and authorities of the inter-broker listener."""
+
+    connects = True
+
+    @classmethod
+    def of(cls, box: Box, log: Logger) -> PeerContext:
+        return cls(TlsSettings.of(box.kafka_listeners[0], {name: box.setting(name) for name in TLS_SETTINGS}), log)
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context for a new connection, from changed files if they did. Raises ValueError."""
+        self.reload()
+        if self.current is None:
+            raise ValueError("the certificate of this box cannot be used")
+        return self.current
+
+    def wrap(self, sock: socket.socket, host: str) -> TlsTransport:
+        """Return the transport of a connected socket, which it owns. Raises ValueError and OSError."""
+        return TlsTransport(self.context().wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False))
 
 
 def _no_password() -> str:

@@ -19,13 +19,22 @@ import sys
 import termios
 
 from appliance.security.distinguished_names import CertificateUnreadable, PrincipalMapping, subject_of
-from appliance.security.transport import WOULD_BLOCK
+from appliance.security.transport import WOULD_BLOCK, peer_name
 
 RECORD_BYTES = 16 << 10
 """The largest content of a TLS record."""
 CHUNK_BYTES = 64 << 10
 """Offered to OpenSSL at a time; what it could not send at once is copied."""
 ESTABLISHED, WANTS_READ, WANTS_WRITE = range(3)
+
+
+def words_of(error: OSError) -> str:
+    """Return why TLS with a peer failed, for a log."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted: {error.verify_message or error.reason}"
+    if isinstance(error, ssl.SSLEOFError):
+        return "it closed the connection"
+    return f"no agreement on TLS: {(getattr(error, 'reason', '') or str(error)).replace('_', ' ').lower()}"
 
 
 class CertificateRefused(OSError):
@@ -81,6 +90,12 @@ class TlsTransport:
         if not name:
             raise CertificateRefused(f"no rule of ssl.principal.mapping.rules matches the subject {subject!r} of its certificate")
         return name
+
+    def certificate_names(self) -> frozenset[str | bytes]:
+        """Return the alternative names of the peer's verified certificate: host names in small letters, addresses packed."""
+        certificate = self._socket.getpeercert() or {}
+        found = ((str(each[0]), str(each[1])) for each in certificate.get("subjectAltName", ()))
+        return frozenset(peer_name(text) for kind, text in found if kind in ("DNS", "IP Address"))
 
     @property
     def has_buffered(self) -> bool:

@@ -13,9 +13,16 @@ import sys
 import termios
 from typing import Protocol
 
+from appliance.base.networks import packed_address
+
 WOULD_BLOCK = -1
 NOT_RESIDENT = -2
 """Not the socket but the disk would have to be waited for (`services/acceptor/fetch/residency.py`)."""
+
+
+def peer_name(host: str) -> str | bytes:
+    """Return a host as names of certificates are compared: packed if it is an address."""
+    return packed_address(host) or host.lower().rstrip(".")
 
 
 class ClientTransport(Protocol):

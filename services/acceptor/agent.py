@@ -12,6 +12,7 @@ import resource
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from appliance.client.peer_stream import peer_context
 from appliance.client.peers import Peers
 from appliance.client.transaction_gate import TransactionPeers
 from appliance.cluster.broker_configs import CONNECTIONS_MAX, dynamic_settings
@@ -87,7 +88,7 @@ class AcceptorAgent:
         self._controller = ControllerLink(context.layout, self._poller, self._clock, self._image.on_changed)
         budget_bytes = min(box.integer("disk.budget.bytes"), self._source.arena.size_bytes // len(disks))
         self._coordinator = CoordinatorLink(context.layout, self._poller, self._clock)
-        self._peers = Peers(f"acceptor of broker {box.broker_id}", self._poller, self._clock)
+        self._peers = Peers(f"acceptor of broker {box.broker_id}", self._poller, self._clock, peer_context(box, context.log))
         questions = TransactionQuestions(self._coordinator, TransactionPeers(self._view, self._peers))
         self._lease = LeaseGate(LeaseReader(context.layout), self._clock, counters, box.integer("read.without.zookeeper.max.ms"))
         authorizer = authorizer_of(box)

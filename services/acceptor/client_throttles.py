@@ -201,9 +201,9 @@ class ClientThrottles:
         dispatch: Callable[[Connection, memoryview, int, int, ArenaSlot | None], bool],
         on_muted: Callable[[Connection], None],
         on_unmuted: Callable[[Connection], None],
-        is_box: Callable[[str], bool],
+        is_box: Callable[[Connection], bool],
     ) -> None:
-        """`is_box` says whether boxes connect from an address."""
+        """`is_box` says whether a box has this connection."""
         self._is_box = is_box
         self._context = context
         self._clock = context.clock
@@ -269,7 +269,7 @@ class ClientThrottles:
         """As `Dispatch.on_request`, and throttle the client if the request exceeds its quotas."""
         header = parse_request_header(buffer, position, limit)
         limits = self._limits_of(connection.principal.name, header.client_id)
-        if limits is not None and limits.may_be_box and self._is_box(connection.address):
+        if limits is not None and limits.may_be_box and self._is_box(connection):
             limits = None
         connection.limits = limits
         if limits is None:

@@ -111,6 +111,7 @@ class Connection:
         "ahead_count",
         "ahead_key",
         "body",
+        "certificate_names",
         "closed",
         "closing",
         "expects_large",
@@ -193,6 +194,8 @@ class Connection:
         """of the client that sent the last request; None: it is not limited"""
         self.muted_until_ns = 0
         """when its next request may be taken, because its client is above a quota; 0: now"""
+        self.certificate_names: frozenset[str | bytes] | None = None
+        """of its certificate, on an inter-broker listener with TLS"""
         self.waits_for_disk = False
         """a log-reader brings what has to be sent next"""
 

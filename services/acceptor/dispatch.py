@@ -143,7 +143,7 @@ class InterBrokerHandler:
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         api = self._api
         is_admitted = not api.is_restricted(header, buffer, limit) or connection.origin.is_privileged
-        if is_admitted or (self._gate.admits(connection.address, self._what) and self._is_authorized(connection)):
+        if is_admitted or (self._gate.admits(connection, self._what) and self._is_authorized(connection)):
             self._handler.handle(connection, header, buffer, limit)
             return
         version, code = header.api_version, ErrorCode.CLUSTER_AUTHORIZATION_FAILED

@@ -1,4 +1,9 @@
-"""Requests that only boxes send each other: accepted from the addresses of boxes, refused from others.
+"""Requests that only boxes send each other: accepted from boxes, refused from others.
+
+On an inter-broker listener with TLS, a connection is that of a box if the alternative names of its certificate
+have the host that a registered box advertises there (no wildcards). So the authority of this listener must sign
+these names for boxes only. On all other listeners, also those through which boxes connect while a cluster
+changes to TLS, a connection is that of a box by its address.
 
 These are Fetch with another replica id than a consumer's, ListOffsets likewise, OffsetForLeaderEpoch with a
 replica id, WriteTxnMarkers, and AddPartitionsToTxn from version 4 on. They return records above the high
@@ -9,28 +14,40 @@ and fetches of consumers are never checked.
 
 A refusal is logged when it is `GRACE_NS` old and still right, then once a minute for each address: a box
 that registers is refused until the image here has it, and that is normal.
-Owned by one acceptor. Weak spot: each program on a box's address is trusted until boxes use mutual TLS.
+Owned by one acceptor. Weak spot: by address, each program on a box's machine is trusted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.base.logging import Logger
 from appliance.base.networks import read_networks
 from appliance.cluster.metadata_image import BrokerImage
+from appliance.security.transport import peer_name
 from appliance.shm.counters import Counters
 from services.acceptor.broker_addresses import BrokerAddresses
 
-ADDRESS, BROKER_EPOCH = "address", "broker-epoch"
+ADDRESS, CERTIFICATE, BROKER_EPOCH = "address", "certificate", "broker-epoch"
 """Reasons, as the counter has them."""
 GRACE_NS = 5_000_000_000
 REPEAT_NS = 60_000_000_000
 REMEMBERED_MAX = 256
 """Addresses whose refusals are logged at a time; those of others are only counted."""
 NOT_REGISTERED = -1
+
+
+class Sender(Protocol):
+    """A connection. `certificate_names`: as `TlsTransport` has them; None: it counts by its address."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def certificate_names(self) -> frozenset[str | bytes] | None: ...
 
 
 class _Refused:
@@ -53,10 +70,13 @@ class InterBrokerGate:
         """`networks` as `inter.broker.allowed.networks` has them."""
         self._addresses = BrokerAddresses(read_networks(networks))
         self._broker_epochs: dict[int, int] = {}
+        self._names: dict[int, str | bytes] = {}
+        """by broker id, as certificates have them"""
         self._clock = clock
         self._log = log
         self._counters = {
             ADDRESS: counters.counter('acceptor.inter_broker_refused{reason="address"}'),
+            CERTIFICATE: counters.counter('acceptor.inter_broker_refused{reason="certificate"}'),
             BROKER_EPOCH: counters.counter('acceptor.inter_broker_refused{reason="broker-epoch"}'),
         }
         self._refused: dict[tuple[str, str], _Refused] = {}
@@ -65,6 +85,7 @@ class InterBrokerGate:
         """The registered brokers, as the image has them now."""
         self._broker_epochs = {broker.id: broker.epoch for broker in brokers.values()}
         hosts = [broker.host for broker in brokers.values()]
+        self._names = {broker.id: peer_name(broker.host) for broker in brokers.values()}
         self._addresses.set_hosts(hosts, self._clock.monotonic_ns())
 
     @property
@@ -72,29 +93,34 @@ class InterBrokerGate:
         """True when the host names of all registered brokers are resolved, or could not be."""
         return self._addresses.is_settled
 
-    def admits(self, address: str, what: str) -> bool:
-        """True if `what`, which only a box may send, may come from `address`; counts refusals."""
-        now_ns = self._clock.monotonic_ns()
-        if self._addresses.contains(address, now_ns):
+    def admits(self, sender: Sender, what: str, broker_id: int = NOT_REGISTERED) -> bool:
+        """True if `sender` may send `what`, which only a box may (`broker_id`: only this one); counts refusals."""
+        names, now_ns = sender.certificate_names, self._clock.monotonic_ns()
+        if names is None:
+            if self._addresses.contains(sender.address, now_ns):
+                return True
+        elif self._names.get(broker_id) in names if broker_id >= 0 else self.is_box(sender):
             return True
-        self._count(ADDRESS, address, now_ns).what = what
+        self._count(ADDRESS if names is None else CERTIFICATE, sender.address, now_ns).what = what
         return False
 
-    def is_box(self, address: str) -> bool:
+    def is_box(self, sender: Sender) -> bool:
         """As `admits`, of what others may send, too: counts nothing."""
-        return self._addresses.contains(address, self._clock.monotonic_ns())
+        if sender.certificate_names is None:
+            return self._addresses.contains(sender.address, self._clock.monotonic_ns())
+        return not sender.certificate_names.isdisjoint(self._names.values())
 
-    def fetch_problem(self, address: str, replica_id: int, broker_epoch: int) -> ErrorCode | None:
+    def fetch_problem(self, sender: Sender, replica_id: int, broker_epoch: int) -> ErrorCode | None:
         """Return the error for a Fetch with a replica id, or None.
 
         A replica id below 0 that is not a consumer's reads to the log end and is no follower.
         """
-        if not self.admits(address, f"Fetch as replica {replica_id}"):
+        if not self.admits(sender, f"Fetch as replica {replica_id}", replica_id):
             return ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         registered = self._broker_epochs.get(replica_id, NOT_REGISTERED)
         if replica_id < 0 or (broker_epoch == registered != NOT_REGISTERED):
             return None
-        refused = self._count(BROKER_EPOCH, address, self._clock.monotonic_ns())
+        refused = self._count(BROKER_EPOCH, sender.address, self._clock.monotonic_ns())
         if broker_epoch >= refused.broker_epoch:  # keep the largest: a later registration explains it least
             refused.replica_id, refused.broker_epoch = replica_id, broker_epoch
         return ErrorCode.STALE_BROKER_EPOCH
@@ -127,6 +153,11 @@ class InterBrokerGate:
             refused.log_ns = now_ns + REPEAT_NS
 
     def _words(self, reason: str, refused: _Refused) -> str:
+        if reason == CERTIFICATE:
+            return (
+                f"{refused.what}: only boxes may send that on this listener, and its certificate does not have the host of this box; "
+                "the alternative names of a box's certificate must have the host that it advertises"
+            )
         if reason == ADDRESS:
             return (
                 f"{refused.what}: only boxes may send that, and no registered box has this address; "
@@ -138,6 +169,8 @@ class InterBrokerGate:
 
     def _is_over(self, reason: str, address: str, refused: _Refused, now_ns: int) -> bool:
         """True if the refusal was temporary: the image here, or that of the sender, was behind."""
+        if reason == CERTIFICATE:
+            return False
         if reason == ADDRESS:
             return self._addresses.contains(address, now_ns)
         registered = self._broker_epochs.get(refused.replica_id, NOT_REGISTERED)

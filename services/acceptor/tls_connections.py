@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable
 
 from appliance.security.principals import USER_TYPE, Principal
-from appliance.security.tls_transport import ESTABLISHED, WANTS_WRITE, CertificateRefused, TlsTransport
+from appliance.security.tls_transport import ESTABLISHED, WANTS_WRITE, CertificateRefused, TlsTransport, words_of
 from services.acceptor.closings import CERTIFICATE_REFUSED, CLIENT_LEFT, TLS_HANDSHAKE
 from services.acceptor.connection import Connection
 
@@ -82,18 +82,19 @@ class TlsConnections:
             self._on_failed(connection, CERTIFICATE_REFUSED, str(refusal))
             return
         except ssl.SSLCertVerificationError as error:
-            self._on_failed(connection, CERTIFICATE_REFUSED, f"its certificate is not accepted: {error.verify_message or error.reason}")
+            self._on_failed(connection, CERTIFICATE_REFUSED, words_of(error))
             return
         except ssl.SSLEOFError:
             self._on_failed(connection, CLIENT_LEFT, "")
             return
         except ssl.SSLError as error:
-            message = (error.reason or str(error)).replace("_", " ").lower()
-            self._on_failed(connection, TLS_HANDSHAKE, f"no agreement on TLS: {message}")
+            self._on_failed(connection, TLS_HANDSHAKE, words_of(error))
             return
         except OSError:
             self._on_failed(connection, CLIENT_LEFT, "")
             return
+        if connection.listening.is_inter_broker:
+            connection.certificate_names = transport.certificate_names()
         if name is not None:
             connection.set_origin(connection.origin._replace(principal=Principal(USER_TYPE, name)))
         self._on_established(connection)

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from collections import deque
 from collections.abc import Callable
 
 from appliance.base.errors import ErrorCode, MillraceError
 from appliance.base.model import NO_LEADER
+from appliance.client.peer_stream import peer_context
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.runtime.agent import ServiceContext
 from appliance.security.listeners import PLAINTEXT
@@ -53,6 +55,7 @@ class HostFigures:
         """host and port, or the path of the Unix socket where each listener needs TLS or a login"""
         if box.kafka_listeners[0].protocol != PLAINTEXT:
             self._address = context.layout.kafka_socket, 0
+        self._tls = peer_context(box, context.log)
         self._host = os.uname().nodename
         self.waiting: deque[tuple[int, bytes]] = deque()
         self._before: HostReading | None = None
@@ -162,11 +165,20 @@ class HostFigures:
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         return self._correlation_id
 
+    def _context(self) -> ssl.SSLContext | None:
+        try:
+            return self._tls.context() if self._tls is not None else None
+        except ValueError as problem:
+            raise NotWritten(str(problem)) from problem
+
     async def _ask(self, address: tuple[str, int], request: bytes) -> bytes:
         if self.connection is None or self.connection[0].at_eof() or self._connected_to != address:
             self.hang_up()
             host = address[0]
-            opened = await (asyncio.open_unix_connection(host) if host.startswith("/") else asyncio.open_connection(*address))
+            if host.startswith("/"):
+                opened = await asyncio.open_unix_connection(host)
+            else:
+                opened = await asyncio.open_connection(*address, ssl=self._context())
             self.connection, self._connected_to = opened, address
         reader, writer = self.connection
         writer.write(request)

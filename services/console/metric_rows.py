@@ -160,7 +160,8 @@ ACCEPTOR = (
     counter(
         "acceptor_refused_inter_broker_requests",
         "acceptor.inter_broker_refused",
-        "Requests that only boxes send each other, refused: from an address that is no box's, or under a broker epoch that is not registered.",
+        "Requests that only boxes send each other, refused: from an address or with a certificate that is no box's, or under a broker epoch that is not "
+        "registered.",
         ("process", "reason"),
     ),
     gauge("acceptor_waiting_requests", "acceptor.parked", "Requests that wait: for records, replicas, or another process."),

@@ -75,7 +75,7 @@ class ControllerAgent:
         self._stop_deadline_ms: int | None = None
         self._make_counters()
         self.cluster = Cluster(box.broker_id, box.settings, [disk.name for disk in box.disks])
-        self.cluster.inter_broker_listener = box.kafka_listeners[0].name
+        self.cluster.inter_broker_listener, self.cluster.inter_broker_protocol, *_ = box.kafka_listeners[0]
         self._publisher = ImagePublisher(layout.image_file, self._make_image, self._on_published)
         # Callbacks use components that are created below; none is called before the first turn.
         self._disks = DiskCommands(

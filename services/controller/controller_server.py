@@ -8,6 +8,7 @@ controller may create is requested there (`OtherController`). Weak: as of `reque
 
 from __future__ import annotations
 
+from appliance.client.peer_stream import peer_context
 from appliance.client.peers import CONTROLLER_CLIENT, Peers
 from appliance.cluster.state_log import internal_topic
 from appliance.ipc.frames import Frame
@@ -49,7 +50,7 @@ class ControllerServer:
         self._server = RequestServer(service.layout.controller_socket, service.poller, self._on_frame, self._notification)
         self._elsewhere = OtherController(
             box.broker_id,
-            Peers(f"{CONTROLLER_CLIENT}{box.broker_id}", service.poller, service.clock),
+            Peers(f"{CONTROLLER_CLIENT}{box.broker_id}", service.poller, service.clock, peer_context(box, service.log)),
             lambda: publisher.image,
             lambda name: internal_topic(name, box, len(publisher.image.brokers)),
             acls is not None,

@@ -15,6 +15,7 @@ from typing import Any
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import ProducerId, TopicPartition
+from appliance.client.peer_stream import peer_context
 from appliance.client.peers import Peers
 from appliance.client.transaction_gate import TransactionPeers
 from appliance.cluster.metadata_cache import MetadataCache
@@ -79,7 +80,7 @@ class CoordinatorAgent:
         rights = MemberRights(self._security) if self._security is not None else None
         self._groups = CoordinatedGroups(box, self._offsets_topic, self._view, LegacyOffsetRequests(self._controller), self._now_ms, counters, rights)
         self._producer_ids = ProducerIdLeases(self._controller, self._clock, counters.counter("coordinator.producer_ids"), context.log)
-        self._peers = Peers(f"coordinator of broker {box.broker_id}", self._poller, self._clock)
+        self._peers = Peers(f"coordinator of broker {box.broker_id}", self._poller, self._clock, peer_context(box, context.log))
         self._markers = MarkerAppends(self._view, MarkerRequests(self._peers), self._clock, counters, self._on_transaction_ended, self._has_waiting_offsets)
         self._transactions = CoordinatedTransactions(
             box,

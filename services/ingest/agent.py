@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from appliance.base.model import NO_LEADER
+from appliance.client.peer_stream import peer_context
 from appliance.client.peers import Peers
 from appliance.cluster.lease_gate import LeaseGate
 from appliance.cluster.metadata_cache import MetadataCache
@@ -83,7 +84,7 @@ class IngestAgent:
         self._lease = LeaseGate(LeaseReader(context.layout), self._clock, counters)
         self._senders = SenderLedgers(context.layout, context.process_name, self._clock)
         self._acknowledger = Acknowledger(IngestLedger(table.listeners, self._senders, counters))
-        self._peers = Peers("millrace-ingest", self._poller, self._clock)
+        self._peers = Peers("millrace-ingest", self._poller, self._clock, peer_context(context.box, context.log))
         self._previous = InheritedState(context, {listener.name: listener for listener in table.listeners}, self._peers, self._proxies.by_disk)
         self._crash_accounting, self._replays = self._previous.accounting, self._previous.replays
         self._sender = BatchSender(

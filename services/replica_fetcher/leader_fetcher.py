@@ -69,7 +69,7 @@ class LeaderFetcher:
         self.leader_id = leader_id
         self.partitions: dict[Key, FollowedPartition] = {}
         self.session = ReplicaSession()
-        self.own_id, self._settings, self._arena, self._registry, self._clock, self._counters, self._log = resources
+        self.own_id, self._settings, self._arena, self._registry, self._clock, self._counters, self._log, self._tls = resources
         self._own_epoch = -1
         self._throttle = throttle
         self._is_throttled = False
@@ -127,7 +127,7 @@ class LeaderFetcher:
             self._disconnect()
         elif self.connection is None:
             address = Address(leader.host, leader.port)
-            self.connection = PeerConnection(address, f"broker-{self.own_id}-fetcher", self._registry, self._clock, self._arena.size_bytes)
+            self.connection = PeerConnection(address, f"broker-{self.own_id}-fetcher", self._registry, self._clock, self._tls, self._arena.size_bytes)
         else:
             self.connection.set_address(Address(leader.host, leader.port))
 

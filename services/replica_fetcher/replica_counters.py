@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
@@ -11,6 +11,9 @@ from appliance.base.settings import Box
 from appliance.ipc.frames import Registry
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
+
+if TYPE_CHECKING:
+    from appliance.security.tls_contexts import PeerContext
 
 
 class ReplicaSettings(NamedTuple):
@@ -49,6 +52,7 @@ class FetcherResources(NamedTuple):
     clock: Clock
     counters: ReplicaCounters
     log: Logger
+    tls: PeerContext | None = None
 
 
 class ReplicaCounters:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from appliance.client.peer_stream import peer_context
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.cluster.replication_throttle import ReplicationThrottle
 from appliance.ipc.box_disks import BoxDisks, DiskHealth
@@ -148,9 +149,8 @@ class ReplicaFollowing:
         self._box_disks = BoxDisks(context.layout, box)
         arena = self.source.arena
         self._counters = ReplicaCounters(counters)
-        self._resources = FetcherResources(
-            box.broker_id, replica_settings(box, arena.size_bytes), arena, context.poller, self._clock, self._counters, context.log
-        )
+        tls, settings = peer_context(box, context.log), replica_settings(box, arena.size_bytes)
+        self._resources = FetcherResources(box.broker_id, settings, arena, context.poller, self._clock, self._counters, context.log, tls)
         self._rows = ReplicaRows(box.broker_id, self._proxies, partial(os.path.exists, context.layout.stopping_file))
         self._followed: dict[Key, FollowedPartition] = {}
         self._fetchers: dict[int, LeaderFetcher] = {}

@@ -144,7 +144,7 @@ class ReplicaRepairs:
         self.image = MetadataImage.empty()
         self._layout = layout
         self._proxies = proxies
-        self._own_id, self._settings, self._arena, self._registry, self._clock, self._counters, self._log = resources
+        self._own_id, self._settings, self._arena, self._registry, self._clock, self._counters, self._log, self._tls = resources
         self._seen_ns: dict[str, int] = {}
         self._known: set[tuple[str, FoundDamage]] = set()
         self._waiting: deque[Repair] = deque()
@@ -215,7 +215,8 @@ class ReplicaRepairs:
         address = Address(repair.sources[0].host, repair.sources[0].port)
         if self._connection is None or self._connection.address != address:
             self._close_connection()
-            self._connection = PeerConnection(address, f"broker-{self._own_id}-repair", self._registry, self._clock, self._arena.size_bytes)
+            client_id, size_bytes = f"broker-{self._own_id}-repair", self._arena.size_bytes
+            self._connection = PeerConnection(address, client_id, self._registry, self._clock, self._tls, size_bytes)
         epoch = partition.leader_epoch
         wanted = FetchPartition("", topic.topic_id, repair.damage.partition, epoch, repair.damage.sound_offset, NO_LEADER_EPOCH, NO_OFFSET, repair.piece_bytes)
         fetch = ReplicaFetch(CONSUMER_REPLICA_ID, -1, WAIT_MS, 1, repair.piece_bytes, 0, NO_SESSION_EPOCH, [wanted])

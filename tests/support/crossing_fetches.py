@@ -49,6 +49,8 @@ ARENA_BYTES = 64 << 10
 class PlayedStream:
     """In place of a `PeerStream`: what is sent lies in `to_leader`, what is answered in `to_follower`, until the test delivers it."""
 
+    is_handshaking = False
+
     def __init__(self, world: CrossingFetches, owner: Any) -> None:
         self.failure = ""
         self.to_leader: deque[bytes] = deque()
@@ -210,7 +212,7 @@ class CrossingFetches:
 
     # --- the world goes on
 
-    def _make_stream(self, _target: Any, _registry: Any, owner: Any) -> PlayedStream:
+    def _make_stream(self, _target: Any, _registry: Any, owner: Any, _encrypt: Any) -> PlayedStream:
         self.streams.append(PlayedStream(self, owner))
         return self.streams[-1]
 

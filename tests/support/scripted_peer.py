@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable
@@ -45,8 +46,10 @@ def until(condition: Callable[[], object], turn: Callable[[], object], what: str
 class ScriptedPeer:
     """`turn` is what makes the other side go on while the test waits for it."""
 
-    def __init__(self, turn: Callable[[], object]) -> None:
+    def __init__(self, turn: Callable[[], object], tls: ssl.SSLContext | None = None) -> None:
+        """`tls`: of all connections; the handshake is part of the first read."""
         self._turn = turn
+        self._tls = tls
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.listening.setblocking(False)
         self.address = Address("127.0.0.1", self.listening.getsockname()[1])
@@ -65,6 +68,9 @@ class ScriptedPeer:
         except BlockingIOError:
             return False
         self.sock.setblocking(False)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is sent has arrived
+        if self._tls is not None:
+            self.sock = self._tls.wrap_socket(self.sock, server_side=True, do_handshake_on_connect=False)
         self.received = b""
         self.accepted += 1
         return True
@@ -101,9 +107,9 @@ class ScriptedPeer:
                     continue
             try:
                 received = self.sock.recv(1 << 20)
-            except BlockingIOError:
+            except (BlockingIOError, ssl.SSLWantReadError):
                 return None
-            except ConnectionResetError:
+            except (ConnectionResetError, ssl.SSLError):
                 received = b""
             if not received:
                 self.hang_up()
@@ -116,7 +122,7 @@ class ScriptedPeer:
         while data:
             try:
                 data = data[self.sock.send(data) :]
-            except BlockingIOError:
+            except (BlockingIOError, ssl.SSLWantWriteError):
                 self._turn()
 
     def answer(self, request: PeerRequest, body: bytes) -> None:

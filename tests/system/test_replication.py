@@ -286,7 +286,7 @@ def is_taken(url: str, key: str, body: bytes) -> bool:
 
 def test_a_peer_connection_asks_a_real_acceptor(boxes: list[RunningBox], copied: str) -> None:
     poller, clock = Poller(), SystemClock()
-    connection = PeerConnection(Address(*boxes[0].kafka), "broker-9-test", poller, clock)
+    connection = PeerConnection(Address(*boxes[0].kafka), "broker-9-test", poller, clock, None)
     wanted = tuple(ListOffsetsPartition(partition) for partition in range(PARTITIONS))
     answers: list[Any] = []
     for _ in range(3):

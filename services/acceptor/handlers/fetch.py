@@ -161,7 +161,7 @@ class FetchHandler:
         request = decode_fetch(buffer, header.body_position, limit, header.api_version)
         self._requests.add()
         if request.replica_id != CONSUMER_REPLICA_ID:
-            problem = self._gate.fetch_problem(connection.address, request.replica_id, request.replica_epoch)
+            problem = self._gate.fetch_problem(connection, request.replica_id, request.replica_epoch)
             if problem is not None:
                 self._refuse_replica(connection, header, request, problem)
                 return

@@ -44,9 +44,9 @@ class ForwardedHandler:
         controller: ControllerLink,
         on_reply: Callable[[Connection], None],
         judge: RequestJudge | None = None,
-        is_box: Callable[[str], bool] = lambda _address: False,
+        is_box: Callable[[Connection], bool] = lambda _connection: False,
     ) -> None:
-        """`judge` authorizes requests; None: everything is allowed. `is_box` says whether boxes connect from an address. `on_throttled`
+        """`judge` authorizes requests; None: everything is allowed. `is_box` says whether a box has this connection. `on_throttled`
         is called for what the controller throttles."""
         self.on_throttled: Callable[[PendingReply, RequestHeader, int], None] = lambda _reply, _header, _ms: None
         self._controller = controller
@@ -91,7 +91,7 @@ class ForwardedHandler:
             if self._judge is not None and header.client_id.endswith(UNAUTHORIZED):
                 on_response(_refused(header, body))
                 return
-            is_from_box = self._is_box(connection.address)  # a client id alone is no proof
+            is_from_box = self._is_box(connection)  # a client id alone is no proof
             if is_from_box:
                 packed_origin = connection.origin._replace(flags=connection.origin.flags | FROM_BOX).pack()
         if self.audit is not None and header.api_key in AUDITED:

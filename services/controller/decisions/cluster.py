@@ -59,8 +59,8 @@ class Cluster:
         self.fence: Fence | None = None
         self.has_arrived = False
         """Whether the loaded tree may be acted on."""
-        self.inter_broker_listener = ""
-        """Name of the listener through which this box connects to others."""
+        self.inter_broker_listener, self.inter_broker_protocol = "", "PLAINTEXT"
+        """Name and protocol of the listener through which this box connects to others."""
         self.brokers: dict[int, BrokerRegistration] = {}
         """The registered brokers, which count as alive."""
         self.broker_epochs: dict[int, int] = {}
@@ -281,7 +281,9 @@ class Cluster:
         """
         brokers = {}
         for broker_id, registration in sorted(self.brokers.items()):
-            endpoint = registration.peer_endpoint(self.inter_broker_listener)
+            endpoint = registration.peer_endpoint(self.inter_broker_listener, self.inter_broker_protocol)
+            if endpoint is None and registration.endpoints and self.inter_broker_protocol != "PLAINTEXT":
+                endpoint = registration.endpoints[0][1:]  # never in clear text where TLS is wanted: connecting there fails
             if endpoint is not None:
                 epoch = self.broker_epochs.get(broker_id, -1)
                 brokers[broker_id] = BrokerImage(broker_id, *endpoint, registration.rack, epoch, registration.endpoints)

@@ -19,6 +19,7 @@ from operator import attrgetter
 from typing import Any
 
 from appliance.base.model import NO_LEADER
+from appliance.client.peer_stream import peer_context
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.cluster.metadata_image import BrokerImage
 from appliance.runtime.agent import ServiceContext
@@ -72,7 +73,7 @@ class BatchSender:
         )
         answers = BatchAnswers(self.queues, self.leaders.topic_ids, acknowledger, previous.replays, self._on_ended, context)
         self._local = LocalLeaders(arena, view, self.queues.of, answers, may_be_replaced)
-        self._remote = RemoteLeaders(context.poller, clock, answers, self._local.copy_out, counters)
+        self._remote = RemoteLeaders(context.poller, clock, answers, self._local.copy_out, counters, peer_context(box, context.log))
         self._unresolved = UnresolvedSequences(previous.peers, answers.on_found, answers.on_sequences_lost)
         self._next_number = 0
         self._held: frozenset[Key] = frozenset()

@@ -12,6 +12,7 @@ others by up to `PRODUCE_TIMEOUT_MS`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from appliance.base.clock import Clock
 from appliance.client.address import Address
@@ -24,6 +25,9 @@ from appliance.shm.counters import Counters
 from services.ingest.producer.local_leaders import Answers
 from services.ingest.producer.partition_queues import PartitionQueue
 from services.ingest.producer.producer_batch import ProducerBatch
+
+if TYPE_CHECKING:
+    from appliance.security.tls_contexts import PeerContext
 
 REQUESTS_MAX = 5
 REQUEST_BYTES_MAX = 1 << 20
@@ -45,7 +49,10 @@ class _Peer:
 class RemoteLeaders:
     """All other boxes."""
 
-    def __init__(self, registry: Registry, clock: Clock, answers: Answers, copy_out: Callable[[ProducerBatch], None], counters: Counters) -> None:
+    def __init__(
+        self, registry: Registry, clock: Clock, answers: Answers, copy_out: Callable[[ProducerBatch], None], counters: Counters, tls: PeerContext | None
+    ) -> None:
+        self._tls = tls
         self._registry = registry
         self._clock = clock
         self._answers = answers
@@ -94,7 +101,7 @@ class RemoteLeaders:
             return None
         peer = self._peers.get(leader)
         if peer is None:
-            connection = PeerConnection(Address(broker.host, broker.port), "millrace-ingest", self._registry, self._clock, ANSWER_BYTES_MAX)
+            connection = PeerConnection(Address(broker.host, broker.port), "millrace-ingest", self._registry, self._clock, self._tls, ANSWER_BYTES_MAX)
             peer = self._peers[leader] = _Peer(broker, connection)
         return peer
 

@@ -29,7 +29,7 @@ class Asking:
         self.poller = Poller()
         self.clock = ManualClock()
         self.peer = ScriptedPeer(self.turn)
-        self.connection = PeerConnection(self.peer.address, "broker-1-test", self.poller, self.clock, answer_bytes_max=1 << 20)
+        self.connection = PeerConnection(self.peer.address, "broker-1-test", self.poller, self.clock, None, answer_bytes_max=1 << 20)
         self.answers: list[Any] = []
         self._unanswered = 0
 

@@ -23,7 +23,7 @@ class World:
 
     def __init__(self) -> None:
         self.poller, self.clock = Poller(), ManualClock()
-        self.peers = Peers("broker-1-test", self.poller, self.clock)
+        self.peers = Peers("broker-1-test", self.poller, self.clock, None)
         self.played = [ScriptedPeer(self.turn), ScriptedPeer(self.turn)]
         self.answers: list[Any] = []
 

@@ -42,7 +42,7 @@ def test_a_broker_registration_is_written_and_read_as_kafka_writes_it() -> None:
     registration = BrokerRegistration.decode(1, BROKER)
     assert registration.endpoints == (("PLAINTEXT", "h1", 9092), ("SSL", "h1", 9093))
     assert registration.rack == "r1" and registration.peer_endpoint("") == ("h1", 9092)
-    assert registration.peer_endpoint("SSL") == ("h1", 9093)
+    assert registration.peer_endpoint("SSL") == registration.peer_endpoint("BOXES", "SSL") == ("h1", 9093)
     assert same(registration.encode(), BROKER)
 
 

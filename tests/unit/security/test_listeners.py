@@ -88,6 +88,22 @@ def test_two_plaintext_listeners_of_other_names_need_an_inter_broker_listener() 
     assert problems == ["inter.broker.listener.name is not set; name one of A, B, through which boxes connect"]
 
 
+def test_boxes_connect_through_an_ssl_listener_if_it_requires_certificates_and_through_none_with_sasl() -> None:
+    chosen = {
+        "listeners": "CLIENTS://:9092,BOXES://:9093",
+        "listener_security_protocol_map": "CLIENTS:SASL_SSL,BOXES:SSL",
+        "inter_broker_listener_name": "boxes",
+    }
+    override: dict[str, object] = {"listener.name.boxes.ssl.client.auth": "required"}
+    listeners, problems = plan(override, **chosen)
+    assert ([each.name for each in listeners], problems) == (["BOXES", "CLIENTS"], [])
+    for auth in ("none", "requested"):
+        _, problems = plan({"listener.name.boxes.ssl.client.auth": auth}, **{**chosen, "ssl_client_auth": "required"})
+        assert len(problems) == 1 and f"ssl.client.auth is {auth}; set listener.name.boxes.ssl.client.auth to required" in problems[0]
+    _, problems = plan(override, **{**chosen, "inter_broker_listener_name": "CLIENTS"})
+    assert problems == ["inter.broker.listener.name is CLIENTS, which is SASL_SSL; boxes do not log in by SASL: name a PLAINTEXT or SSL one"]
+
+
 def test_a_listener_with_sasl_has_mechanisms_and_plain_needs_tls() -> None:
     two = {"listeners": TWO, "listener_security_protocol_map": "PLAINTEXT:PLAINTEXT,CLIENTS:SASL_PLAINTEXT"}
     listeners, problems = plan(**two)
@@ -109,12 +125,13 @@ def test_the_listeners_of_the_documentation_are_valid() -> None:
     blocks = [tomllib.loads(block) for block in re.findall(r"```\n(\"listeners\".*?)```", (ROOT / "docs/security.md").read_text(), re.DOTALL)]
     protocols = []
     for block in blocks:
+        overrides = {name: block.pop(name) for name in list(block) if name.startswith("listener.name.")}
         settings, problems = resolve_settings(block, "docs/security.md")
         assert problems == []
-        listeners, problems = plan_listeners(settings, {}, DEFAULT, is_alone=True)
+        listeners, problems = plan_listeners(settings, overrides, DEFAULT, is_alone=True)
         assert problems == []
         protocols.append([listener.protocol for listener in listeners])
-    assert protocols == [["SSL"], ["SASL_SSL"]]
+    assert protocols == [["SSL"], ["SSL", "SASL_SSL"], ["SASL_SSL"]]
 
 
 def test_oauthbearer_wants_to_know_whose_tokens_it_takes_and_where_their_keys_are() -> None:

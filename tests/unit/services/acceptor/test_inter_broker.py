@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -21,7 +21,7 @@ from appliance.protocol.apis import ApiKey
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.schema import Message
 from appliance.protocol.topic_partitions import PartitionResult, TopicPartitions, TopicResult
-from appliance.security.transport import PlainTransport
+from appliance.security.transport import PlainTransport, peer_name
 from appliance.shm.counters import Counters
 from lab.running_box import eventually
 from lab.scratch_layout import scratch_layout
@@ -34,6 +34,13 @@ from services.acceptor.inter_broker import GRACE_NS, REMEMBERED_MAX, REPEAT_NS, 
 REFUSED = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 STRANGER = "192.0.2.66"
 SECOND_NS = 1_000_000_000
+
+
+class Sender(NamedTuple):
+    """A connection, as the gate needs it."""
+
+    address: str
+    certificate_names: frozenset[str | bytes] | None = None
 
 
 class Side:
@@ -80,14 +87,14 @@ def side() -> Iterator[Side]:
     + [("128.0.0.1", False), ("::2", False), ("fe80::1%eth0", False), ("", False), ("test", False), ("10.0.0.1 ", False)],
 )
 def test_registered_brokers_and_named_networks_are_boxes(side: Side, address: str, is_box: bool) -> None:
-    assert side.gate.admits(address, "WriteTxnMarkers") is is_box
+    assert side.gate.admits(Sender(address), "WriteTxnMarkers") is is_box
     assert side.refused("address") == (not is_box)
 
 
 def test_a_broker_whose_registration_is_gone_is_no_box(side: Side) -> None:
-    assert side.gate.admits("10.0.0.2", "WriteTxnMarkers")
+    assert side.gate.admits(Sender("10.0.0.2"), "WriteTxnMarkers")
     side.register({1: 11})
-    assert not side.gate.admits("10.0.0.2", "WriteTxnMarkers") and side.gate.admits("10.0.0.1", "WriteTxnMarkers")
+    assert not side.gate.admits(Sender("10.0.0.2"), "WriteTxnMarkers") and side.gate.admits(Sender("10.0.0.1"), "WriteTxnMarkers")
 
 
 @pytest.mark.parametrize(
@@ -180,26 +187,56 @@ def test_a_real_name_is_resolved_by_a_real_resolver() -> None:
     + [(1, 22, ErrorCode.STALE_BROKER_EPOCH), (3, -1, ErrorCode.STALE_BROKER_EPOCH), (3, 22, ErrorCode.STALE_BROKER_EPOCH), (-2, -1, None)],
 )
 def test_the_broker_epoch_of_a_follower_is_the_registered_one(side: Side, replica_id: int, broker_epoch: int, problem: ErrorCode | None) -> None:
-    assert side.gate.fetch_problem("10.0.0.2", replica_id, broker_epoch) is problem
+    assert side.gate.fetch_problem(Sender("10.0.0.2"), replica_id, broker_epoch) is problem
     assert side.refused("broker-epoch") == (problem is not None)
-    assert side.gate.fetch_problem(STRANGER, replica_id, broker_epoch) is REFUSED
+    assert side.gate.fetch_problem(Sender(STRANGER), replica_id, broker_epoch) is REFUSED
 
 
 def test_a_registration_without_a_broker_epoch_admits_no_follower(side: Side) -> None:
     side.register({2: -1})
-    assert side.gate.fetch_problem("10.0.0.2", 2, -1) is ErrorCode.STALE_BROKER_EPOCH
+    assert side.gate.fetch_problem(Sender("10.0.0.2"), 2, -1) is ErrorCode.STALE_BROKER_EPOCH
+
+
+# -- certificates
+
+
+@pytest.mark.parametrize(
+    ("names", "is_box", "is_broker_2"),
+    [(["10.0.0.2"], True, True), (["10.0.0.1", "box1"], True, False), (["10.0.0.3"], False, False), ([], False, False), (["*"], False, False)],
+)
+def test_where_boxes_have_certificates_the_names_count_and_no_address(side: Side, names: list[str], is_box: bool, is_broker_2: bool) -> None:
+    sender = Sender("127.0.0.1", frozenset(map(peer_name, names)))  # an address that would be a box's
+    assert side.gate.is_box(sender) is is_box and side.gate.admits(sender, "WriteTxnMarkers") is is_box
+    assert side.gate.fetch_problem(sender, 2, 22) is (None if is_broker_2 else REFUSED)
+    assert side.gate.fetch_problem(sender, 9, -1) is REFUSED
+    assert side.gate.fetch_problem(sender, -2, -1) is (None if is_box else REFUSED)
+    assert side.refused("address") == 0 and side.refused("certificate") >= 1
+
+
+def test_a_box_is_known_by_its_host_name_in_any_spelling(side: Side) -> None:
+    side.gate.refresh({1: BrokerImage(1, "Box1.Example.", 9092, None, 11), 2: BrokerImage(2, "FD00:0::2", 9092, None, 22)})
+    for name in ("box1.example", "fd00::2"):
+        assert side.gate.is_box(Sender("192.0.2.9", frozenset([peer_name(name)])))
+    assert not side.gate.is_box(Sender("192.0.2.9", frozenset([peer_name("2.example")])))
+
+
+def test_a_refused_certificate_is_logged_with_what_to_do(side: Side) -> None:
+    side.gate.admits(Sender(STRANGER, frozenset()), "WRITE_TXN_MARKERS")
+    assert side.sweep_after(SECOND_NS) == []
+    (line,) = side.sweep_after(GRACE_NS)
+    assert f"refused 1 requests from {STRANGER}, such as WRITE_TXN_MARKERS" in line and "alternative names" in line
 
 
 # -- what is logged
 
 
 def test_a_stranger_is_logged_once_a_minute_with_its_address(side: Side) -> None:
-    side.gate.admits(STRANGER, "WRITE_TXN_MARKERS")
+    side.gate.admits(Sender(STRANGER), "WRITE_TXN_MARKERS")
     assert side.sweep_after(SECOND_NS) == []
     (line,) = side.sweep_after(GRACE_NS)
     assert line.startswith(f"WARNING acceptor@0: refused 1 requests from {STRANGER}, such as WRITE_TXN_MARKERS: only boxes may send that")
     for _ in range(3):
-        side.gate.fetch_problem(STRANGER, 2, 22)
+        side.gate.fetch_problem(Sender(STRANGER), 2, 22)
     assert side.sweep_after(REPEAT_NS - SECOND_NS) == []
     (line,) = side.sweep_after(SECOND_NS)
     assert f"refused 3 requests from {STRANGER}, such as Fetch as replica 2" in line
@@ -207,45 +244,45 @@ def test_a_stranger_is_logged_once_a_minute_with_its_address(side: Side) -> None
 
 
 def test_a_box_that_was_registered_since_is_not_logged(side: Side) -> None:
-    assert not side.gate.admits("10.0.0.3", "WRITE_TXN_MARKERS")
+    assert not side.gate.admits(Sender("10.0.0.3"), "WRITE_TXN_MARKERS")
     side.register({1: 11, 2: 22, 3: 33})
     assert side.sweep_after(2 * GRACE_NS) == [] and side.refused("address") == 1
 
 
 def test_an_image_that_was_behind_a_new_registration_is_not_logged(side: Side) -> None:
-    side.gate.fetch_problem("10.0.0.2", 2, 44)
+    side.gate.fetch_problem(Sender("10.0.0.2"), 2, 44)
     side.register({1: 11, 2: 44})
-    side.gate.fetch_problem("10.0.0.2", 2, 22)
+    side.gate.fetch_problem(Sender("10.0.0.2"), 2, 22)
     assert side.sweep_after(2 * GRACE_NS) == [] and side.refused("broker-epoch") == 2
 
 
 def test_a_broker_epoch_that_was_never_registered_is_logged(side: Side) -> None:
-    side.gate.fetch_problem("10.0.0.2", 2, 1 << 62)
+    side.gate.fetch_problem(Sender("10.0.0.2"), 2, 1 << 62)
     (line,) = side.sweep_after(GRACE_NS)
     assert f"from 10.0.0.2, such as Fetch as replica 2 with broker epoch {1 << 62}: registered is 22" in line
 
 
 def test_a_broker_epoch_that_was_never_registered_is_not_hidden_by_an_old_one(side: Side) -> None:
     for broker_epoch in (1 << 62, 21):
-        side.gate.fetch_problem("10.0.0.2", 2, broker_epoch)
+        side.gate.fetch_problem(Sender("10.0.0.2"), 2, broker_epoch)
     (line,) = side.sweep_after(GRACE_NS)
     assert f"refused 2 requests from 10.0.0.2, such as Fetch as replica 2 with broker epoch {1 << 62}" in line
 
 
 def test_a_follower_that_stays_behind_its_registration_is_logged(side: Side) -> None:
-    side.gate.fetch_problem("10.0.0.2", 2, 21)
+    side.gate.fetch_problem(Sender("10.0.0.2"), 2, 21)
     side.clock.advance_ms(GRACE_NS // 1_000_000)
-    side.gate.fetch_problem("10.0.0.2", 2, 21)
+    side.gate.fetch_problem(Sender("10.0.0.2"), 2, 21)
     assert len(side.sweep_after(0)) == 1
 
 
 def test_refusals_of_very_many_addresses_are_counted_and_a_bounded_number_is_remembered(side: Side) -> None:
     for number in range(REMEMBERED_MAX):
-        side.gate.fetch_problem(f"127.0.{number >> 8}.{number & 255}", 2, 21)
-    side.gate.admits(STRANGER, "WRITE_TXN_MARKERS")
+        side.gate.fetch_problem(Sender(f"127.0.{number >> 8}.{number & 255}"), 2, 21)
+    side.gate.admits(Sender(STRANGER), "WRITE_TXN_MARKERS")
     assert (side.refused("broker-epoch"), side.refused("address")) == (REMEMBERED_MAX, 1)
     assert side.sweep_after(GRACE_NS) == []
-    side.gate.admits(STRANGER, "WRITE_TXN_MARKERS")
+    side.gate.admits(Sender(STRANGER), "WRITE_TXN_MARKERS")
     assert len(side.sweep_after(GRACE_NS)) == 1, "what is over is forgotten, and another address is remembered"
 
 

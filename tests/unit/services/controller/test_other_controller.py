@@ -15,7 +15,7 @@ from appliance.cluster.metadata_image import BrokerImage, MetadataImage
 from appliance.cluster.placement import TopicCreation
 from appliance.cluster.quota_image import read_quota_image
 from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from appliance.cluster.znodes import encode_config, encode_config_change
+from appliance.cluster.znodes import BrokerRegistration, encode_config, encode_config_change
 from appliance.ipc.request_frames import KAFKA_REQUEST, KafkaRequest, pack_kafka_request
 from appliance.protocol.schema import Message
 from appliance.protocol.topic_apis import (
@@ -35,6 +35,7 @@ from appliance.protocol.topic_apis import (
 from appliance.security.quotas import CONTROLLER_MUTATION_RATE
 from services.controller.admin.topic_administration import PASSED_ON_MAX, OtherController
 from services.controller.admin.waiting_requests import Result
+from services.controller.decisions.cluster import Cluster
 from services.controller.zookeeper.requests import Create
 from tests.support.asked_boxes import AskedBoxes
 from tests.support.memory_zookeeper import MemoryZooKeeper
@@ -248,3 +249,16 @@ def test_a_box_says_whether_it_authorizes_the_clients_whose_requests_it_passes_o
     world = World(has_authorizer)
     world.elsewhere.pass_on(KafkaRequest(19, 7, "test", "::1", b""), 1_000, lambda _body, _is_sent: None)
     assert world.boxes.client_ids == {client_id}
+
+
+def test_a_box_without_the_listener_of_boxes_is_never_reached_in_clear_text_where_boxes_use_tls() -> None:
+    cluster = Cluster(1, {}, [])
+    cluster.brokers = {
+        1: BrokerRegistration(1, (("PLAINTEXT", "one", 9092), ("BOXES", "one", 9093)), {"PLAINTEXT": "PLAINTEXT", "BOXES": "SSL"}, None, 0),
+        2: BrokerRegistration(2, (("PLAINTEXT", "two", 9092), ("INTERNAL", "two", 9094)), {"PLAINTEXT": "PLAINTEXT", "INTERNAL": "SSL"}, None, 0),
+        3: BrokerRegistration(3, (("OTHER", "three", 9095),), {"OTHER": "PLAINTEXT"}, None, 0),
+    }
+    cluster.inter_broker_listener, cluster.inter_broker_protocol = "BOXES", "SSL"
+    assert {each.id: (each.host, each.port) for each in cluster.image(1).brokers.values()} == {1: ("one", 9093), 2: ("two", 9094), 3: ("three", 9095)}
+    cluster.inter_broker_listener, cluster.inter_broker_protocol = "PLAINTEXT", "PLAINTEXT"  # of a box that has not changed yet
+    assert {each.id: (each.host, each.port) for each in cluster.image(1).brokers.values()} == {1: ("one", 9092), 2: ("two", 9092), 3: ("three", 9095)}
