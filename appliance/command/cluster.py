@@ -1,4 +1,4 @@
-"""`millrace cluster secret …`: the secret that the boxes of a ZooKeeper ensemble share
+"""`millrace cluster …`: certificates (`certificate`), and the secret that the boxes of a ZooKeeper ensemble share
 (`base/zookeeper_access.py`).
 
 It works on the state directory alone, so a box gets its secret before it starts for the first time.
@@ -23,8 +23,9 @@ from appliance.base.zookeeper_access import (
     secret_path,
     secret_problem,
 )
+from appliance.command import certificate
 from appliance.command.failures import UsageProblem
-from appliance.command.finding import SYSTEM_SETTINGS_FILE
+from appliance.command.finding import state_directory
 from appliance.command.options import ConfigOption, option
 from appliance.command.output import say
 
@@ -56,6 +57,10 @@ def build_app(markup: Literal["rich"] | None) -> typer.Typer:
     secret.command("set")(set_secret)
     secret.command("consumer")(consumer)
     app.add_typer(secret, name="secret")
+    certificates = typer.Typer(help="An authority for the boxes, and their certificates.", no_args_is_help=True, rich_markup_mode=markup)
+    for step in (certificate.init, certificate.issue, certificate.renew, certificate.rotate, certificate.show):
+        certificates.command()(step)
+    app.add_typer(certificates, name="certificate")
     return app
 
 
@@ -105,16 +110,6 @@ def consumer(state: StateOption = None, config: ConfigOption = None) -> None:
     Example: millrace cluster secret consumer > consumer.jaas; then java -Djava.security.auth.login.config=consumer.jaas …
     """
     sys.stdout.write(_JAAS.format(user=CONSUMER_USER, password=consumer_password(_secret_of(state_directory(state, config)))))
-
-
-def state_directory(state: str | None, config: str | None) -> str:
-    """Where the box keeps its state, by the options that `millrace run` has."""
-    from appliance.runtime.run_options import RunOptions, resolve_options
-
-    if config is None and os.path.exists(SYSTEM_SETTINGS_FILE):
-        config = SYSTEM_SETTINGS_FILE
-    options = RunOptions(config=None if state else config, state=state)
-    return resolve_options(options, 1)[0].state
 
 
 def keep(state: str, secret: str, replace: bool) -> None:

@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Iterable
 
+from appliance.base.clock import Clock, SystemClock
 from appliance.base.layout import SYSTEM_ROOT, BoxLayout
 from appliance.base.settings import Box
 from appliance.base.zookeeper_access import access_problems
@@ -24,6 +25,7 @@ from appliance.runtime.listening import open_listen_sockets
 from appliance.runtime.run_options import AUTO_CREATE, WILDCARD_HOSTS
 from appliance.runtime.unit_files import has_own_network
 from appliance.runtime.unit_process import SYSTEMD
+from appliance.security.listeners import is_encrypted
 from appliance.shm.counters import read_counters
 
 SUBJECT = "cluster"
@@ -77,12 +79,14 @@ def _shown(names: Iterable[str]) -> str:
 
 CONNECT_SECONDS = 3.0
 ZOOKEEPER_SECONDS = 2.0
+EXPIRES_SOON_DAYS = 30
 
 
 def look_at_network(box: Box, is_running: bool) -> list[Finding]:
     return [
         *advertised(box, is_running),
         access(box),
+        *certificates(box, SystemClock()),
         creation_by_name(box),
         *ports(box, is_running),
         *ensemble(box, is_running),
@@ -98,6 +102,29 @@ def access(box: Box) -> Finding:
         advice = "restrict the ports by a firewall, listen on a loopback address, or set ssl.client.auth to required"
         return warning("access", f"without authentication, clients of other machines may use listener {', '.join(names)}", advice)
     return ok("access", "no listener serves clients of other machines without authentication")
+
+
+def certificates(box: Box, clock: Clock) -> list[Finding]:
+    """Check until when the certificates of listeners are valid."""
+    found = []
+    encrypted = [each for each in box.kafka_listeners if is_encrypted(each.protocol)]
+    if not encrypted:
+        return []
+    from appliance.security.tls_contexts import certificate_expiry
+
+    for listener in encrypted:
+        path = str(listener.settings.get("ssl.keystore.location", box.setting("ssl.keystore.location")))
+        expires_s = certificate_expiry(path)
+        if expires_s is None:
+            continue  # why it cannot be used is said elsewhere
+        days = (expires_s - clock.wall_ms() // 1000) // 86_400
+        words = f"the certificate of listener {listener.name} ({path}) " + (f"expires in {plural(days, 'day')}" if days >= 0 else "has expired")
+        advice = "replace the file; it is loaded within a second"
+        if days >= EXPIRES_SOON_DAYS:
+            found.append(ok("certificate", words))
+        else:
+            found.append((problem if days < 0 else warning)("certificate", words, advice))
+    return found
 
 
 def creation_by_name(box: Box) -> Finding:

@@ -73,6 +73,16 @@ def bootstrap_addresses(bootstrap: str | None, data: str | None, config: str | N
         raise UsageProblem(f"--bootstrap: {error}") from error
 
 
+def state_directory(state: str | None, config: str | None) -> str:
+    """Where the box keeps its state, by the options that `millrace run` has."""
+    from appliance.runtime.run_options import RunOptions, resolve_options
+
+    if config is None and os.path.exists(SYSTEM_SETTINGS_FILE):
+        config = SYSTEM_SETTINGS_FILE
+    options = RunOptions(config=None if state else config, state=state)
+    return resolve_options(options, 1)[0].state
+
+
 class _Named(NamedTuple):
     """How a box is found, and by which option. The state directory never changes; a data directory may be removed by an order about its disk."""
 

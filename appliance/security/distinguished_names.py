@@ -9,6 +9,7 @@ are read by Python's `re`, which differs in rare constructs (possessive classes,
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -29,6 +30,9 @@ _KEYWORDS: Final = {
 """Attributes that Java names in RFC 2253; the others are written as OID and hex."""
 _TEXTS: Final = {0x0C: "utf-8", 0x13: "ascii", 0x14: "latin-1", 0x16: "ascii", 0x1B: "ascii", 0x1C: "utf-32-be", 0x1E: "utf-16-be"}
 _ESCAPED: Final = frozenset(',=+<>#;"\\')
+_TIMES: Final = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
+"""UTCTime (to 2049) and GeneralizedTime."""
+_VALIDITY: Final = 3
 _SUBJECT: Final = 4
 """Fields before the subject: serial number, signature, issuer, validity."""
 _RULE = re.compile(r"RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([LU]?)\Z")
@@ -86,6 +90,18 @@ def subject_of(certificate: bytes) -> str:
             raise CertificateUnreadable("a part of the subject is no set")
         names.append("+".join(_attribute(each.content) for each in _values(relative.content)))
     return ",".join(reversed(names))
+
+
+def expiry_of(certificate: bytes) -> int:
+    """Return until when a certificate in DER is valid, in seconds since 1970. Raises CertificateUnreadable."""
+    fields = [each for each in _values(_only(_only(certificate, _SEQUENCE), _SEQUENCE)) if each.tag != _VERSION]
+    times = list(_values(fields[_VALIDITY].content)) if len(fields) > _VALIDITY else []
+    if len(times) != 2 or times[1].tag not in _TIMES:
+        raise CertificateUnreadable("it has no time until which it is valid")
+    try:
+        return int(datetime.datetime.strptime(times[1].content.decode("ascii"), _TIMES[times[1].tag]).replace(tzinfo=datetime.UTC).timestamp())
+    except ValueError as error:
+        raise CertificateUnreadable("the time until which it is valid cannot be read") from error
 
 
 def _attribute(content: bytes) -> str:

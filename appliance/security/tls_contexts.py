@@ -19,7 +19,7 @@ from appliance.base.logging import Logger
 from appliance.base.setting_row import SettingValue
 from appliance.base.settings import Box, KafkaListener
 from appliance.base.trusted_files import network_user_problem
-from appliance.security.distinguished_names import PrincipalMapping
+from appliance.security.distinguished_names import PrincipalMapping, expiry_of
 from appliance.security.listeners import KEYS_URL, TLS_SETTINGS, is_encrypted
 from appliance.security.tls_transport import TlsTransport
 
@@ -120,6 +120,17 @@ def file_problems(listeners: list[KafkaListener], settings: Mapping[str, Setting
     return problems
 
 
+def certificate_expiry(keystore: str) -> int | None:
+    """Return until when the first certificate of a PEM file is valid, in seconds since 1970; None if it cannot be read."""
+    try:
+        with open(keystore, encoding="ascii", errors="replace") as file:
+            _, mark, rest = file.read().partition("-----BEGIN CERTIFICATE-----")
+        body, end, _ = rest.partition("-----END CERTIFICATE-----")
+        return expiry_of(ssl.PEM_cert_to_DER_cert(f"{mark}{body}{end}"))
+    except (OSError, ValueError):  # CertificateUnreadable too
+        return None
+
+
 class ReloadedContext:
     """The context of one listener. `current` is None until its files can be used."""
 
@@ -131,6 +142,8 @@ class ReloadedContext:
         self._seen: tuple[object, ...] = ()
         self.mapping = PrincipalMapping(settings.mapping_rules)
         self.current: ssl.SSLContext | None = None
+        self.expires_s: int | None = None
+        """until when its certificate is valid, since 1970; None: not known"""
         self.reload()
 
     def reload(self) -> None:
@@ -143,6 +156,7 @@ class ReloadedContext:
         listener = self._settings.listener
         try:
             self.current = make_context(self._settings, connects=self.connects)
+            self.expires_s = certificate_expiry(self._settings.keystore)
         except ValueError as error:
             without = "other boxes cannot be reached" if self.connects else "its clients are refused"
             consequence = "the previous certificate stays in use" if self.current else f"{without} until the file is replaced"

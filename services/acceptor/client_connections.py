@@ -102,6 +102,9 @@ class ClientConnections:
         self._connections_max = self._find_connections_max(self._connections_wanted)
         self._listening = listening_sockets(box, context.listen_sockets, self._connections_max, context.log)
         self._has_one_listener = len(self._listening) == 1
+        self._certificates = {
+            each.name: counters.gauge(f'acceptor.certificate_seconds_left{{listener="{each.name}"}}') for each in self._listening if each.tls is not None
+        }
         if context.instance == FIRST_ACCEPTOR:
             self._listening.append(LocalListeningSocket(context.layout.kafka_socket, box, context.log, bool(box.text("authorizer.class.name"))))
         self._tls = self._make_tls()
@@ -211,6 +214,8 @@ class ClientConnections:
         for listening in self._listening:
             if listening.tls is not None:
                 listening.tls.reload()
+                if listening.tls.expires_s is not None:
+                    self._certificates[listening.name].set(max(0, listening.tls.expires_s - self._clock.wall_ms() // 1000))
         self._closings.sweep(now_ns)
         if self.sasl is not None:
             self.sasl.sweep(now_ns)

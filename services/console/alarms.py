@@ -394,6 +394,16 @@ ALARMS: tuple[Alarm, ...] = (
         "lower `max.topics` and `max.partitions.per.box`.",
     ),
     Alarm(
+        "MillraceCertificateExpires",
+        WARNING,
+        AlarmCondition("millrace_acceptor_certificate_left_seconds", "<", 14 * 24 * HOUR),
+        MINUTE,
+        "the certificate of listener {listener} expires within 14 days",
+        "After that Kafka clients, and boxes on the listener of boxes, refuse it: open connections stay, no new one is made.",
+        check="`millrace doctor` names file and date.",
+        act="replace the file (`millrace cluster certificate renew` for boxes); it is loaded within a second.",
+    ),
+    Alarm(
         "MillraceSessionsExpired",
         WARNING,
         AlarmCondition("millrace_controller_zookeeper_sessions_lost_total", ">", 0, over_seconds=HOUR),

@@ -164,6 +164,12 @@ ACCEPTOR = (
         "registered.",
         ("process", "reason"),
     ),
+    gauge(
+        "acceptor_certificate_left_seconds",
+        "acceptor.certificate_seconds_left",
+        "Seconds until the certificate of a listener expires; 0: it has expired.",
+        ("process", "listener"),
+    ),
     gauge("acceptor_waiting_requests", "acceptor.parked", "Requests that wait: for records, replicas, or another process."),
     gauge("acceptor_arena_used_bytes", "acceptor.arena_used_bytes", "Bytes of the arena that hold requests."),
     gauge("acceptor_held_bytes", "acceptor.held_bytes", "Bytes on the heap that connections hold."),

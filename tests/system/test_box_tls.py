@@ -135,6 +135,8 @@ def test_openssl_sees_tls_1_3_and_the_certificate_of_the_box(place: Place) -> No
     command = ["openssl", "s_client", "-connect", f"127.0.0.1:{place.ports['BOXES']}", "-CAfile", str(place.authority.certificate), "-verify_return_error"]
     options = ["-cert", str(made.certificate), "-key", str(made.private_key), "-verify_ip", "127.0.0.1"]
     shown = subprocess.run([*command, *options], input=b"", capture_output=True, timeout=SECONDS, check=True).stdout.decode()
+    left = place.box.counters("acceptor@0").values['acceptor.certificate_seconds_left{listener="BOXES"}']
+    assert 29 * 86_400 < left <= 30 * 86_400
     assert "TLSv1.3" in shown and "Verify return code: 0 (ok)" in shown and "CN = test authority" in shown
 
 

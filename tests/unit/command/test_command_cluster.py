@@ -10,6 +10,7 @@ import pytest
 
 from appliance.base.errors import ConfigurationProblems
 from appliance.base.zookeeper_access import SECRET_FILE, consumer_password, new_secret
+from appliance.command import certificate
 from appliance.command.cluster import consumer, new, set_secret, show
 from appliance.command.failures import UsageProblem
 
@@ -76,3 +77,25 @@ def test_old_consumers_get_a_jaas_section_without_the_secret_in_it(tmp_path: Pat
     consumer(str(tmp_path))
     section = capsys.readouterr().out
     assert f'password="{consumer_password(text_of(tmp_path))}"' in section and text_of(tmp_path) not in section
+
+
+def test_the_certificates_of_boxes_are_made_listed_and_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = str(tmp_path / "authority")
+    certificate.init(directory)
+    certificate.issue(1, ["10.0.0.1", "box1"], directory)
+    certificate.issue(2, ["10.0.0.2"], directory, days=5)
+    for step in ("begin", "switch"):
+        certificate.rotate(step, directory)
+    with pytest.raises(UsageProblem, match="still signed by the former authority"):
+        certificate.rotate("end", directory)
+    certificate.renew(1, directory)
+    capsys.readouterr()
+    certificate.show(directory)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [(row[0], row[-1]) for row in rows] == [("authority.pem", "ok"), ("previous.pem", "ok"), ("broker-1.pem", "ok"), ("broker-2.pem", "soon")]
+    assert rows[2][1:3] == ["10.0.0.1", "box1"]
+    for wrong, words in ((lambda: certificate.rotate("x", directory), "the steps are"), (lambda: certificate.issue(3, ["*"], directory), "no host name")):
+        with pytest.raises(UsageProblem, match=words):
+            wrong()
+    with pytest.raises(UsageProblem, match="No such file"):
+        certificate.renew(1, directory, csr=str(tmp_path / "none"))

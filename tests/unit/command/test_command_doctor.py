@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from appliance.base.clock import SystemClock
+from appliance.base.clock import ManualClock, SystemClock
 from appliance.base.layout import Disk
 from appliance.base.settings import Box, KafkaListener
 from appliance.command import doctor_disks, doctor_machine
@@ -18,8 +18,10 @@ from appliance.command.disk_speed_probe import nameless_file, probe, residency_a
 from appliance.command.doctor import doctor
 from appliance.command.doctor_disks import ask_all, judge_disk, judge_residency, judge_sharing, judge_states, look_at_disks
 from appliance.command.doctor_machine import judge_clock_source, judge_clocks, judge_descriptors, judge_receive_buffer, judge_shared_memory, look_at_secrets
-from appliance.command.doctor_network import access, advertised, creation_by_name, is_local, judge_loopback, judge_zookeeper, ports, secret
+from appliance.command.doctor_network import access, advertised, certificates, creation_by_name, is_local, judge_loopback, judge_zookeeper, ports, secret
 from appliance.command.findings import OK, PROBLEM, WARNING, Finding
+from appliance.security.tls_contexts import certificate_expiry
+from lab.certificates import Authority
 from tests.unit.base.test_settings import make_box
 
 DISK = Disk("d0", "/srv/d0")
@@ -267,3 +269,14 @@ def test_files_with_secrets_that_every_user_can_read_are_warned_of(tmp_path: Pat
     assert found(0o640) == []
     assert [words.split()[0] for words in found(0o644)] == [str(key), str(settings), str(load)]
     assert [words.split()[0] for words in found(0o644, box())] == [str(load)], "settings without secrets may be read"
+
+
+@pytest.mark.parametrize(("days", "level", "words"), [(60, OK, "expires in 60 days"), (29, WARNING, "expires in 29 days"), (-1, PROBLEM, "has expired")])
+def test_a_certificate_that_expires_is_named_in_time(tmp_path: Path, days: int, level: str, words: str) -> None:
+    made = Authority(tmp_path).sign("localhost", days=90)
+    expires_s = certificate_expiry(str(made.certificate))
+    assert expires_s is not None
+    listener = KafkaListener("BOXES", "SSL", "127.0.0.1", 0, "h", 0, {"ssl.keystore.location": str(made.certificate)})
+    (finding,) = certificates(box(listeners=[listener]), ManualClock((expires_s - days * 86_400) * 1000))
+    assert finding.level == level and words in finding.words and str(made.certificate) in finding.words
+    assert certificates(box(), ManualClock()) == []

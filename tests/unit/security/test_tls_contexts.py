@@ -14,7 +14,7 @@ from appliance.base import trusted_files
 from appliance.base.logging import Logger
 from appliance.base.setting_row import SettingValue
 from appliance.base.settings import KafkaListener, default_settings
-from appliance.security.tls_contexts import ReloadedContext, TlsSettings, file_problems, make_context
+from appliance.security.tls_contexts import ReloadedContext, TlsSettings, certificate_expiry, file_problems, make_context
 from lab.certificates import Authority, Certificate
 
 
@@ -133,6 +133,17 @@ def test_changed_files_are_loaded_and_broken_ones_leave_the_former_certificate(f
     assert context.current is not first and b"has loaded its changed certificate files" in os.read(reading, 5000)
     os.close(reading)
     os.close(writing)
+
+
+def test_the_expiry_of_a_certificate_is_read_as_openssl_prints_it(files: Files) -> None:
+    for days in (-1, 30, 40_000):  # beyond 2049 the time is written in another form
+        write_keystore(files.keystore, files.authority.sign("localhost", days=days))
+        shown = subprocess.run(["openssl", "x509", "-in", files.keystore, "-noout", "-enddate"], check=True, capture_output=True, text=True, timeout=30).stdout
+        assert certificate_expiry(str(files.keystore)) == ssl.cert_time_to_seconds(shown.strip().partition("=")[2])
+    for broken in ("", "half", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
+        files.keystore.write_text(broken)
+        assert certificate_expiry(str(files.keystore)) is None
+    assert certificate_expiry("/nowhere") is None
 
 
 def test_a_key_that_the_processes_facing_the_network_cannot_read_is_named_before_they_start(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
