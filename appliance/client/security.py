@@ -1,4 +1,4 @@
-"""How a client of ours authenticates and encrypts: Kafka's options in a properties file, as for `--command-config`.
+"""How a client of ours authenticates and encrypts: Kafka's options, from a properties file (`--command-config`) or of a Spark job.
 
 Understood are `security.protocol`, `sasl.mechanism` (SCRAM-SHA-256, SCRAM-SHA-512, PLAIN, OAUTHBEARER),
 `sasl.jaas.config` (or `sasl.username` and `sasl.password`), `sasl.oauthbearer.token.endpoint.url` (a file),
@@ -14,7 +14,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from appliance.base.errors import ErrorCode
@@ -64,6 +64,12 @@ class ClientSecurity(NamedTuple):
 
     def __repr__(self) -> str:
         return f"ClientSecurity({self.protocol!r}, {self.mechanism!r}, {self.user!r}, ***)"
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Kafka's options for TLS without a login, as `client_security` reads them."""
+        named = {"ssl.truststore.location": self.authorities, "ssl.keystore.location": self.keystore}
+        return {"security.protocol": self.protocol, **{name: path for name, path in named.items() if path}}
 
     def encrypt(self, connected: socket.socket, host: str, timeout_ms: int) -> socket.socket:
         """Return the socket behind TLS if the protocol has it. Raises BrokerUnreachable."""
@@ -132,13 +138,18 @@ def _token(path: str) -> bytes:
         raise AuthenticationFailed(f"could not read the token in {path}: {error.strerror}") from None
 
 
-def read_client_security(text: str, source: str) -> ClientSecurity:
-    """Return what a properties file says. Raises ValueError that names option and `source`, never a value of `sasl.`."""
+def read_properties(text: str) -> dict[str, str]:
+    """Return the options of a properties file."""
     options = {}
     for line in text.replace("\\\n", "").splitlines():
         name, equals, value = line.strip().partition("=")
         if equals and not name.startswith(("#", "!")):
             options[name.strip()] = value.strip()
+    return options
+
+
+def client_security(options: Mapping[str, str], source: str) -> ClientSecurity:
+    """Return what options say. Raises ValueError that names option and `source`, never a value of `sasl.`."""
     unknown = sorted(name for name in options if name.startswith(("sasl.", "ssl.")) and name not in _NAMES)
     if unknown:
         raise ValueError(f"{source}: {', '.join(unknown)} is not supported; supported are {', '.join(sorted(_NAMES))}")
@@ -157,7 +168,7 @@ def read_client_security(text: str, source: str) -> ClientSecurity:
     return security if not uses_sasl(protocol) else _with_user(security, options, source)
 
 
-def _with_user(security: ClientSecurity, options: dict[str, str], source: str) -> ClientSecurity:
+def _with_user(security: ClientSecurity, options: Mapping[str, str], source: str) -> ClientSecurity:
     mechanism = options.get("sasl.mechanism", "").upper()
     if mechanism not in MECHANISMS:
         raise ValueError(f"{source}: sasl.mechanism is {mechanism!r}; it can be {', '.join(MECHANISMS)}")

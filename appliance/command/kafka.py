@@ -28,7 +28,7 @@ def open_cluster(bootstrap: str | None, data: str | None, config: str | None, co
     with its own certificate.
     """
     addresses = (bootstrap_addresses if command_config else administration_addresses)(bootstrap, data, config)
-    path = command_config or (os.environ.get(COMMAND_CONFIG_VARIABLE) if bootstrap is not None else None)
+    path = command_config or _named_config(bootstrap)
     security = read_security(path) if path else _own_security(data, config) if bootstrap is None else None
     from appliance.client.cluster import ClusterClient
     from appliance.client.errors import BrokerUnreachable, ClientFailed
@@ -51,12 +51,35 @@ def _own_security(data: str | None, config: str | None) -> ClientSecurity | None
     return box_security(Box.from_document({**found.box}))
 
 
+def _named_config(bootstrap: str | None) -> str | None:
+    return os.environ.get(COMMAND_CONFIG_VARIABLE) if bootstrap is not None else None
+
+
+def spark_options(bootstrap: str | None, data: str | None, config: str | None) -> dict[str, str]:
+    """The options of `format("millrace")` for what `open_cluster` opens: addresses, and what TLS and SASL need."""
+    path = _named_config(bootstrap)
+    if path:
+        read_security(path)  # what is wrong with the file is said by its name
+        named = {name: value for name, value in _properties(path).items() if name.startswith(("security.", "sasl.", "ssl."))}
+    else:
+        own = _own_security(data, config) if bootstrap is None else None
+        named = own.options if own is not None else {}
+    servers = ",".join(str(address) for address in bootstrap_addresses(bootstrap, data, config))
+    return {"kafka.bootstrap.servers": servers, **{f"kafka.{name}": value for name, value in named.items()}}
+
+
+def _properties(path: str) -> dict[str, str]:
+    from appliance.client.security import read_properties
+
+    return read_properties(Path(path).read_text())
+
+
 def read_security(path: str) -> ClientSecurity:
     """Read a properties file. Raises UsageProblem."""
-    from appliance.client.security import read_client_security
+    from appliance.client.security import client_security
 
     try:
-        return read_client_security(Path(path).read_text(), path)
+        return client_security(_properties(path), path)
     except OSError as error:
         raise UsageProblem(f"{path}: {error.strerror or error}") from error
     except ValueError as error:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from appliance.command.failures import UsageProblem
-from appliance.command.finding import bootstrap_addresses
-from appliance.command.kafka import require_topic_name
+from appliance.command.kafka import require_topic_name, spark_options
 from appliance.command.load_call import DATABASE, LoadCall
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
 from appliance.command.pipeline_extra import pipeline_extra, spark_settings
@@ -69,7 +68,7 @@ def load(
     for name in topics:
         require_topic_name(name)
     with pipeline_extra():
-        from appliance.pipeline.cluster_access import ClusterAccess
+        from appliance.pipeline.cluster_access import access_from
         from appliance.pipeline.load_run import LoadOrder
         from appliance.pipeline.load_survey import LoadRequest
         from appliance.pipeline.loader import LoadRules
@@ -82,7 +81,8 @@ def load(
         form = DATABASE if database else file_format or (there.file_format if there else FileFormat.PARQUET)
         rules = LoadRules(accept_loss, skip_corrupt, by_arrival=parted_by == PartedBy.ARRIVAL)
         rules = rules._replace(commit_records=commit_records or rules.commit_records, task_records=task_records or rules.task_records)
-        access = ClusterAccess(tuple(bootstrap_addresses(bootstrap, data, config)), read_committed=True, client_id="millrace-load")
+        chosen = {"kafka.isolation.level": "read_committed", "kafka.client.id": "millrace-load"}
+        access = access_from({**spark_options(bootstrap, data, config), **chosen})._replace(data_directory=None)
         order = LoadOrder(list(dict.fromkeys(topics)), destination, access, LoadRequest(decode, fields, headers), rules, form)
         run = LoadCall(order, master, spark_settings(settings or []), as_json)
         if dry_run or lag:

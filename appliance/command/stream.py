@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from appliance.base.clock import SystemClock
 from appliance.command.failures import UsageProblem
-from appliance.command.finding import bootstrap_addresses
-from appliance.command.kafka import require_topic_name
+from appliance.command.kafka import require_topic_name, spark_options
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
 from appliance.command.output import count_text, plural, say
 from appliance.command.pipeline_extra import named_values, pipeline_extra, spark_settings
@@ -62,7 +61,7 @@ def stream(
 
         chosen = _job(job, late, silent)
         _check_interval("--every", every)
-        servers = {"kafka.bootstrap.servers": ",".join(str(address) for address in bootstrap_addresses(bootstrap, data, config))}
+        servers = spark_options(bootstrap, data, config)
         start = {"startingOffsets": "latest" if latest else "earliest", "kafka.isolation.level": "read_committed"}
         options = StreamOptions(
             topics=tuple(dict.fromkeys(topics)),

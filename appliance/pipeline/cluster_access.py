@@ -1,4 +1,4 @@
-"""How a Spark job reaches a cluster: addresses, isolation level, read path. Parsed on the driver, pickled into every task.
+"""How a Spark job reaches a cluster: addresses, TLS and SASL, isolation level, read path. Parsed on the driver, pickled into every task.
 
 Without `kafka.bootstrap.servers` it is the box of this machine: that of the directory `millrace.data` or MILLRACE_DATA, else
 the only running one. Weak spot: a task on another machine needs addresses that are valid there; loopback is not.
@@ -12,16 +12,19 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from appliance.base.layout import DATA_VARIABLE
-from appliance.base.settings import load_box
+from appliance.base.settings import Box, load_box
 from appliance.client.address import Address, parse_addresses
 from appliance.client.cluster import ClusterClient
+from appliance.client.security import ClientSecurity, box_security, client_security
 from appliance.pipeline.option_values import OptionValues
 from appliance.pipeline.problems import SourceProblem
 from appliance.runtime.running_boxes import find_box
+from appliance.security.listeners import PLAINTEXT
 
 BOOTSTRAP_SERVERS = "kafka.bootstrap.servers"
 DATA_OPTION = "millrace.data"
 READ_PATH_OPTION = "millrace.read.path"
+_SECURITY_OPTIONS = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
 
 
 class ReadPath(StrEnum):
@@ -48,10 +51,12 @@ class ClusterAccess(NamedTuple):
     """how long a reader waits for a cluster without an answer"""
     cluster_id: str = ""
     topic_ids: tuple[tuple[str, bytes], ...] = ()
+    security: ClientSecurity | None = None
+    """TLS and SASL; None: neither"""
 
     def open(self, retry_ms: int = 10_000) -> ClusterClient:
         """Return a client, which is a context manager."""
-        return ClusterClient(self.bootstrap, client_id=self.client_id, request_timeout_ms=self.request_timeout_ms, retry_ms=retry_ms)
+        return ClusterClient(self.bootstrap, client_id=self.client_id, request_timeout_ms=self.request_timeout_ms, retry_ms=retry_ms, security=self.security)
 
     def topic_id(self, topic: str) -> bytes | None:
         return dict(self.topic_ids).get(topic)
@@ -65,7 +70,6 @@ class ClusterAccess(NamedTuple):
 def access_from(options: Mapping[str, str]) -> ClusterAccess:
     """Parse the options of a reader or a writer. Raises `SourceProblem`."""
     values = options if isinstance(options, OptionValues) else OptionValues(options)
-    _refuse_security(values)
     usual = ClusterAccess(())
     data_directory = values.get(DATA_OPTION) or os.environ.get(DATA_VARIABLE)
     return ClusterAccess(
@@ -78,32 +82,38 @@ def access_from(options: Mapping[str, str]) -> ClusterAccess:
         fetch_wait_ms=values.number("kafka.fetch.max.wait.ms", usual.fetch_wait_ms),
         request_timeout_ms=values.number("kafka.request.timeout.ms", usual.request_timeout_ms, 1),
         patience_ms=values.number("kafkaConsumer.pollTimeoutMs", usual.patience_ms, 1),
+        security=_security(values, data_directory),
     )
 
 
 def _bootstrap(values: OptionValues, data_directory: str | None) -> tuple[Address, ...]:
     if BOOTSTRAP_SERVERS not in values:
-        return local_bootstrap(data_directory)
+        return (Address(*_local_box(data_directory).local_kafka),)
     try:
         return tuple(parse_addresses(values[BOOTSTRAP_SERVERS]))
     except ValueError as error:
         raise SourceProblem(f"option '{BOOTSTRAP_SERVERS}': {error}") from None
 
 
-def local_bootstrap(data_directory: str | None) -> tuple[Address, ...]:
-    """Return the address of this machine's box. Raises `SourceProblem` if there is none, or several and no option names one."""
+def _local_box(data_directory: str | None) -> Box:
+    """Return this machine's box. Raises `SourceProblem` if there is none, or several and no option names one."""
     layout = find_box(data_directory)
     if layout is None:
         where = f"no running box of this machine has the data directory {data_directory}" if data_directory else "not exactly one box runs on this machine"
         raise SourceProblem(f"option '{BOOTSTRAP_SERVERS}' must be specified, as {where}; give HOST:PORT, or '{DATA_OPTION}' with a box's data directory")
-    return (Address(*load_box(layout).local_kafka),)
+    return load_box(layout)
 
 
-def _refuse_security(values: OptionValues) -> None:
-    """Refuse options of TLS and SASL: to ignore them would send data in the clear that the user wants to protect."""
-    protocol = values.get("kafka.security.protocol", "PLAINTEXT").strip().upper()
-    if protocol != "PLAINTEXT":
-        raise SourceProblem(f"option 'kafka.security.protocol' is '{protocol}'; TLS and SASL are not supported yet, only PLAINTEXT is")
-    for name in values:
-        if name.lower().startswith(("kafka.sasl.", "kafka.ssl.")):
-            raise SourceProblem(f"option '{name}' is set, but TLS and SASL are not supported yet")
+def _security(values: OptionValues, data_directory: str | None) -> ClientSecurity | None:
+    """Return TLS and SASL by the option names of Kafka's clients; without them and without servers, as the box of this machine wants it."""
+    given = {name.lower().removeprefix("kafka."): values[name] for name in values if name.lower().startswith(_SECURITY_OPTIONS)}
+    protocol = given.get("security.protocol", PLAINTEXT).strip().upper()
+    if protocol != PLAINTEXT:
+        try:
+            return client_security({**given, "security.protocol": protocol}, "options 'kafka.'")
+        except ValueError as error:
+            raise SourceProblem(str(error)) from None
+    unused = [name for name in given if name != "security.protocol"]
+    if unused:  # to ignore it would send data in clear text that the user wants to protect
+        raise SourceProblem(f"option 'kafka.{unused[0]}' is set, but 'kafka.security.protocol' is {PLAINTEXT}; set it to SSL, SASL_SSL or SASL_PLAINTEXT")
+    return None if BOOTSTRAP_SERVERS in values or given else box_security(_local_box(data_directory))

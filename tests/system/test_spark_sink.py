@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from appliance.base.settings import load_box
 from appliance.client.address import Address
 from appliance.client.admin import create_topic
 from appliance.client.cluster import ClusterClient
+from appliance.command import user
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.topic_offsets import TopicOffsets
 from appliance.records.keys import partition_of_key
+from lab.certificates import Authority
 from lab.committed_reads import read_committed
-from lab.running_box import RunningBox
+from lab.running_box import RunningBox, start_box
+from lab.spark_session import the_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -189,3 +194,76 @@ def test_complete_output_is_appended_batch_by_batch(spark: SparkSession, shared_
     )
     assert query.awaitTermination(60)
     assert _values(shared_box, target) == ["2", "4"]
+
+
+# -- TLS and SASL
+
+PASSWORD = "in-no-plan-and-no-log"
+
+
+@pytest.fixture(scope="module")
+def closed_box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningBox, dict[str, str]]]:
+    """A box with a listener that wants TLS and a login, and the options for it."""
+    directory = tmp_path_factory.mktemp("closed")
+    authority = Authority(directory)
+    made = authority.sign("localhost", "IP:127.0.0.1")
+    keystore = directory / "box.pem"
+    keystore.write_text(made.private_key.read_text() + made.certificate.read_text())
+    settings = {
+        "listeners": "PLAINTEXT://127.0.0.1:0,SECURE://127.0.0.1:0",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SECURE:SASL_SSL",
+        "ssl.keystore.location": str(keystore),
+    }
+    box = start_box(directory / "box", disks=1, settings=settings)
+    (directory / "password").write_text(PASSWORD)
+    user.add("alice", password_file=str(directory / "password"), bootstrap=box.bootstrap)
+    port = next(each.port for each in load_box(box.layout).kafka_listeners if each.name == "SECURE")
+    login = f'org.apache.kafka.common.security.scram.ScramLoginModule required username="alice" password="{PASSWORD}";'
+    options = {
+        "kafka.bootstrap.servers": f"127.0.0.1:{port}",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.location": str(authority.certificate),
+        "kafka.sasl.mechanism": "SCRAM-SHA-512",
+        "kafka.sasl.jaas.config": login,
+    }
+    yield box, options
+    box.stop()
+    assert box.leftovers() == []
+
+
+def _shown_by_spark(spark: SparkSession) -> str:
+    """What Spark's user interface shows of all queries, and what Spark has logged."""
+    store: Any = spark._jsparkSession.sharedState().statusStore()  # noqa: SLF001  there is no other way to the plans that the user interface shows
+    executions = store.executionsList()
+    shown = [f"{executions.apply(index).description()} {executions.apply(index).details()} {executions.apply(index).physicalPlanDescription()}"
+             for index in range(executions.size())]  # fmt: skip
+    log = the_spark().log
+    return "\n".join([*shown, *([log.read_text(errors="replace")] if log is not None else [])])
+
+
+def test_tables_and_streams_use_tls_and_a_login_and_spark_shows_no_password(
+    spark: SparkSession, closed_box: tuple[RunningBox, dict[str, str]], tmp_path: Path
+) -> None:
+    box, options = closed_box
+    for name in ("closed", "copied"):
+        _topic(box, name)
+    spark.range(500).selectExpr("string(id) AS value").write.format("millrace").options(**options, topic="closed").mode("append").save()
+    frame = spark.read.format("millrace").options(**options, subscribe="closed", **{"millrace.read.path": "fetch"}).load()
+    source = spark.readStream.format("millrace").options(**options, subscribe="closed", startingOffsets="earliest", **{"millrace.read.path": "fetch"}).load()
+    query = (
+        source.select("value").writeStream.format("millrace").options(**options, topic="copied", checkpointLocation=str(tmp_path)).trigger(availableNow=True)
+    )
+    running = query.start()
+    running.processAllAvailable()
+    running.awaitTermination(60)
+    assert running.exception() is None
+    assert sorted(map(int, _values(box, "copied"))) == list(range(500))
+    plans: Any = frame._jdf.queryExecution()  # noqa: SLF001
+    shown = [plans.toString(), str(running.recentProgress), _shown_by_spark(spark)]
+    shown += [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
+    wrong = {**options, "kafka.sasl.jaas.config": options["kafka.sasl.jaas.config"].replace(PASSWORD, f"not-{PASSWORD}")}
+    with pytest.raises(Exception, match="refused user 'alice'") as refused:
+        spark.read.format("millrace").options(**wrong, subscribe="closed").load().collect()
+    shown.append(str(refused.value))
+    assert [index for index, text in enumerate([*shown, _shown_by_spark(spark)]) if PASSWORD in text] == []

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from appliance.client.security import ClientSecurity, read_client_security
+from appliance.client.security import ClientSecurity, client_security, read_properties
 from appliance.command.failures import UsageProblem
-from appliance.command.kafka import read_security
+from appliance.command.kafka import read_security, spark_options
 from appliance.command.user import add, read_password
+from appliance.pipeline.cluster_access import access_from
 
 JAAS = r'org.apache.kafka.common.security.scram.ScramLoginModule required username="alice" password="a\"b\\c";'
 
@@ -43,12 +44,12 @@ def test_a_missing_file_and_wrong_options_are_refused_before_a_broker_is_asked(t
 
 def test_the_options_of_kafkas_clients_are_understood() -> None:
     text = f"# a comment\nsecurity.protocol=SASL_SSL\nsasl.mechanism=SCRAM-SHA-512\nsasl.jaas.config={JAAS}\nssl.truststore.type=PEM\nrequest.timeout.ms=1\n"
-    security = read_client_security(text + "ssl.truststore.location=/ca.pem\nssl.endpoint.identification.algorithm=\n", "file")
+    security = client_security(read_properties(text + "ssl.truststore.location=/ca.pem\nssl.endpoint.identification.algorithm=\n"), "file")
     assert security == ClientSecurity("SASL_SSL", "SCRAM-SHA-512", "alice", 'a"b\\c', "/ca.pem", "", False)
     assert 'a"b' not in repr(security)
     librdkafka = "security.protocol=sasl_ssl\nsasl.mechanism=PLAIN\nsasl.username=alice\nsasl.password=x=y\nssl.ca.location=/ca.pem\n"
-    assert read_client_security(librdkafka, "file") == ClientSecurity("SASL_SSL", "PLAIN", "alice", "x=y", "/ca.pem")
-    assert read_client_security("", "file") == ClientSecurity("PLAINTEXT")
+    assert client_security(read_properties(librdkafka), "file") == ClientSecurity("SASL_SSL", "PLAIN", "alice", "x=y", "/ca.pem")
+    assert client_security(read_properties(""), "file") == ClientSecurity("PLAINTEXT")
 
 
 @pytest.mark.parametrize(
@@ -68,3 +69,17 @@ def test_what_cannot_be_done_is_refused_without_showing_a_password(tmp_path: Pat
     with pytest.raises(UsageProblem) as refused:
         read_security(str(path))
     assert words in str(refused.value) and str(path) in str(refused.value) and "hidden" not in str(refused.value)
+
+
+def test_spark_jobs_get_the_options_of_the_properties_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("security.protocol=SSL\nssl.truststore.location=/ca.pem\nclient.id=x\n")
+    monkeypatch.setenv("MILLRACE_COMMAND_CONFIG", str(file))
+    wanted = {"kafka.bootstrap.servers": "box:9093", "kafka.security.protocol": "SSL", "kafka.ssl.truststore.location": "/ca.pem"}
+    assert spark_options("box:9093", None, None) == wanted
+    assert access_from(wanted).security == ClientSecurity("SSL", authorities="/ca.pem")
+    file.write_text("security.protocol=SASL_SSL\n")
+    with pytest.raises(UsageProblem, match=r"sasl\.mechanism"):
+        spark_options("box:9093", None, None)
+    monkeypatch.delenv("MILLRACE_COMMAND_CONFIG")
+    assert spark_options("box:9093", None, None) == {"kafka.bootstrap.servers": "box:9093"}

@@ -59,7 +59,7 @@ def test_options_are_those_of_sparks_kafka_connector() -> None:
         ({"value": "string"}, {"topic": "t", "kafka.batch.size": "0"}, "kafka.batch.size must be positive"),
         ({"value": "string"}, {"topic": "t", "kafka.value.serializer": "mine"}, "'kafka.value.serializer' is not supported"),
         ({"value": "string"}, {"topic": "t", "kafka.transactional.id": "mine"}, "'kafka.transactional.id' is not supported"),
-        ({"value": "string"}, {"topic": "t", "kafka.security.protocol": "SSL"}, "TLS and SASL are not supported yet"),
+        ({"value": "string"}, {"topic": "t", "kafka.sasl.mechanism": "PLAIN"}, "'kafka.security.protocol' is PLAINTEXT"),
     ],
 )
 def test_what_cannot_be_meant_is_said(types: dict[str, str], options: dict[str, str], words: str) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from appliance.base.model import TopicPartition
 from appliance.client.address import Address
-from appliance.pipeline.cluster_access import ReadPath
+from appliance.client.security import ClientSecurity
+from appliance.pipeline.cluster_access import ReadPath, access_from
 from appliance.pipeline.offset_limits import EARLIEST, LATEST, AtTime, EveryPartition, GivenOffsets, offsets_from_document, offsets_to_document
 from appliance.pipeline.option_values import OptionValues
 from appliance.pipeline.problems import SourceProblem
@@ -124,8 +127,12 @@ def test_a_stream_has_no_end(option: str) -> None:
         ({"kafka.auto.offset.reset": "earliest"}, "set the option 'startingOffsets'"),
         ({"kafka.key.deserializer": "x"}, "Kafka option 'key.deserializer' is not supported"),
         ({"kafka.enable.auto.commit": "true"}, "not supported"),
-        ({"kafka.security.protocol": "SSL"}, "TLS and SASL are not supported yet"),
-        ({"kafka.sasl.mechanism": "PLAIN"}, "TLS and SASL are not supported yet"),
+        ({"kafka.security.protocol": "TLS"}, "security.protocol is 'TLS'"),
+        ({"kafka.security.protocol": "SASL_SSL"}, "sasl.mechanism is ''"),
+        ({"kafka.sasl.mechanism": "PLAIN"}, "option 'kafka.sasl.mechanism' is set, but 'kafka.security.protocol' is PLAINTEXT"),
+        ({"kafka.ssl.truststore.location": "/ca"}, "option 'kafka.ssl.truststore.location' is set, but"),
+        ({"kafka.security.protocol": "SSL", "kafka.ssl.truststore.type": "JKS"}, "only PEM is supported"),
+        ({"kafka.security.protocol": "SSL", "kafka.ssl.engine.factory.class": "x"}, "ssl.engine.factory.class is not supported"),
         ({"kafka.isolation.level": "serializable"}, "must be one of read_uncommitted, read_committed"),
         ({"kafka.bootstrap.servers": "b:x"}, "has no valid port"),
         ({"millrace.read.path": "magic"}, "must be one of auto, segments, fetch"),
@@ -135,6 +142,21 @@ def test_a_stream_has_no_end(option: str) -> None:
 def test_what_is_wrong_with_an_option_is_said(options: dict[str, str], words: str) -> None:
     for is_stream in (None, True):
         assert words in refusal(is_stream, **{name.replace(".", "__"): value for name, value in options.items()})
+
+
+def test_tls_and_sasl_have_the_option_names_of_kafka_in_any_case_and_no_text_has_the_password() -> None:
+    options = {
+        "kafka.Security.Protocol": "sasl_ssl",
+        "kafka.sasl.mechanism": "SCRAM-SHA-512",
+        "kafka.sasl.jaas.config": 'org.apache.kafka.common.security.scram.ScramLoginModule required username="alice" password="hidden";',
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.location": "/ca.pem",
+        "kafka.ssl.keystore.location": "/own.pem",
+    }
+    access = access_from({"kafka.bootstrap.servers": "box:9093", **options})
+    assert access.security == ClientSecurity("SASL_SSL", "SCRAM-SHA-512", "alice", "hidden", "/ca.pem", "/own.pem")
+    assert "hidden" not in f"{access!r} {access}" and pickle.loads(pickle.dumps(access)) == access
+    assert access_from({"kafka.bootstrap.servers": "box:9093", "kafka.security.protocol": "plaintext"}).security is None
 
 
 def test_without_servers_the_box_of_this_machine_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
