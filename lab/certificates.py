@@ -28,6 +28,16 @@ class Authority:
         subject = ("-subj", f"/CN=test {name}", "-days", "30", "-nodes")
         _openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-keyout", self._key, "-out", self.certificate, *subject)
 
+    def revoke(self, made: Certificate) -> Path:
+        """The list of revoked certificates of this authority, with this one."""
+        revoked, database, config = (self._directory / f"{self.certificate.stem}-{name}" for name in ("crl.pem", "index.txt", "ca.cnf"))
+        database.touch()
+        config.write_text(f"[ca]\ndefault_ca=c\n[c]\ndatabase={database}\ndefault_md=sha256\ndefault_crl_days=3\n")
+        own = ("-config", config, "-cert", self.certificate, "-keyfile", self._key)
+        for action in (("-revoke", made.certificate), ("-gencrl", "-out", revoked)):
+            _openssl("ca", *own, *action)
+        return revoked
+
     def sign(self, name: str, *alternatives: str, days: int = 30) -> Certificate:
         """A certificate for `name` (common name), with alternative names as openssl writes them: `DNS:localhost`, `IP:127.0.0.1`. `days` below 0: expired."""
         made = Certificate(self._directory / f"{name}.pem", self._directory / f"{name}.key")

@@ -148,6 +148,7 @@ def abort_in_partition(cluster: ClusterClient, producer: ProducerOnPartition) ->
     body = cluster.ask_broker(leader, WRITE_TXN_MARKERS, WriteTxnMarkersRequest((marker,)))
     code = body.markers[0].topics[0].partitions[0].error_code
     if code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
-        raise refused(code, doing, "only boxes write markers: run it on a box, or add this address to inter.broker.allowed.networks")
+        advice = "run it on a box, with its certificate where boxes use TLS, or add this address to inter.broker.allowed.networks"
+        raise refused(code, doing, f"only boxes write markers: {advice}")
     if code != ErrorCode.NONE:
         raise refused(code, doing)

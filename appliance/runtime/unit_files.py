@@ -25,7 +25,7 @@ from appliance.base.zookeeper_access import secret_path
 from appliance.runtime.disk_orders import disk_processes
 from appliance.runtime.listening import KAFKA_BACKLOG, KAFKA_SOCKET, kafka_socket_names
 from appliance.runtime.run_options import ResolvedOptions, SenderTable
-from appliance.security.listeners import TokenSettings
+from appliance.security.listeners import PLAINTEXT, TokenSettings
 
 DROP_IN = "20-settings.conf"
 COMMON_DROP_IN = "millrace-.service.d/10-box.conf"
@@ -88,7 +88,7 @@ def plan_units(box: Box, mount_points: Mapping[str, str], load: str = "") -> Uni
         "millrace-supervisor.service": _section("Unit", [f"RequiresMountsFor={state}", "ConditionPathExists=", *wanted])
         + _section("Service", [f"Environment={SETTINGS_MARK_VARIABLE}={settings_mark(box)}", "ReadOnlyPaths=", *_writes(state, *disks), *own_network]),
         "millrace-controller.service": _section("Service", [*_writes(state), *([] if is_alone(box) else ANY_ADDRESS), *own_network]),
-        "millrace-console.service": _section("Service", [hidden, *_own_addresses(box, listen)]),
+        "millrace-console.service": _section("Service", [hidden, *_own_addresses(box, listen if first.protocol == PLAINTEXT else box.local_kafka[0])]),
         # copies between clusters that may be elsewhere: it needs no box here
         "millrace-mirror@.service": _section("Unit", ["ConditionPathExists=", "ConditionPathExists=/etc/millrace/mirror/%i.toml"])
         + _section("Service", [hidden, *ANY_ADDRESS]),

@@ -53,7 +53,8 @@ REFUSALS_LOGGED = 8
 """Refusals in a row after which the leader is not just behind with its image."""
 _SESSION_ERRORS = frozenset({ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH, ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR})
 _REFUSED_AS_REPLICA = {
-    int(ErrorCode.CLUSTER_AUTHORIZATION_FAILED): "it connects from an address that no registered box has; add it to inter.broker.allowed.networks there",
+    int(ErrorCode.CLUSTER_AUTHORIZATION_FAILED): "no registered box has the address from which it connects (add it to inter.broker.allowed.networks there), "
+    "or, with TLS, the names of its certificate",
     int(ErrorCode.STALE_BROKER_EPOCH): "it does not know the broker epoch under which this box is registered",
 }
 HASTEN_AFTER_NS = 5_000_000

@@ -37,11 +37,14 @@ class Certificates:
         self.box1, self.box2 = self.cluster.sign("box1", "DNS:box1"), self.cluster.sign("box2", "IP:127.0.0.1")
         self.again, self.stranger = self.cluster.sign("again", "DNS:box1"), self.other.sign("stranger", "IP:127.0.0.1")
         self.expired = self.cluster.sign("expired", "IP:127.0.0.1", days=-1)
+        self.revoked = self.cluster.sign("revoked", "IP:127.0.0.1")
+        self._revoked_list = str(self.cluster.revoke(self.revoked))
 
     def settings(self, made: Certificate, name: str = "") -> TlsSettings:
         keystore = self._directory / f"{name or made.certificate.stem}-keystore.pem"
         keystore.write_text(made.private_key.read_text() + made.certificate.read_text())
         own = {"ssl.keystore.location": str(keystore), "ssl.truststore.location": str(self.cluster.certificate), "ssl.client.auth": "required"}
+        own["ssl.crl.location"] = self._revoked_list
         return TlsSettings.of(KafkaListener("INTERNAL", "SSL", "127.0.0.1", 0, "127.0.0.1", 0, dict(own)), default_settings())
 
 
@@ -145,11 +148,12 @@ def test_an_answer_that_trickles_in_is_whole_in_the_end(asks: Callable[..., Aski
     assert asking.answers == [b"\1\2\3\4"]
 
 
-def test_a_peer_of_another_authority_or_name_or_whose_time_is_over_gets_no_request(asks: Callable[..., Asking], certificates: Certificates) -> None:
+def test_a_peer_whose_certificate_is_strange_expired_or_revoked_gets_no_request(asks: Callable[..., Asking], certificates: Certificates) -> None:
     refused = {
         certificates.stranger: ("self-signed", "unable to get local issuer"),
         certificates.again: ("IP address mismatch",),
         certificates.expired: ("expired",),
+        certificates.revoked: ("revoked",),
     }
     for theirs, words in refused.items():
         asking = asks(theirs=theirs)
@@ -160,6 +164,7 @@ def test_a_peer_of_another_authority_or_name_or_whose_time_is_over_gets_no_reque
 def test_a_peer_says_why_it_refuses_the_certificate_of_this_box(asks: Callable[..., Asking], certificates: Certificates) -> None:
     assert "unknown ca" in asks(ours=certificates.stranger).refusal()
     assert "expired" in asks(ours=certificates.expired).refusal()
+    assert "revoked" in asks(ours=certificates.revoked).refusal()
 
 
 def test_a_peer_in_clear_text_gets_nothing_but_the_start_of_a_handshake(asks: Callable[..., Asking]) -> None:

@@ -360,3 +360,11 @@ def test_systemd_understands_every_line_and_finds_little_exposed(tmp_path: Path)
 
 def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("host", "allowed"), [("192.0.2.7", "IPAddressAllow=192.0.2.7"), ("box.example", "IPAddressDeny=\n")])
+def test_the_console_of_a_box_alone_reaches_the_address_that_its_certificate_has(host: str, allowed: str) -> None:
+    boxes = KafkaListener("BOXES", "SSL", "0.0.0.0", 9093, host)
+    console = "millrace-console.service.d/20-settings.conf"
+    assert allowed in plan(make_box(listeners=[boxes], listen="0.0.0.0"))[console]
+    assert "IPAddress" not in plan(make_box(listeners=[boxes._replace(protocol="PLAINTEXT")], listen="0.0.0.0"))[console]

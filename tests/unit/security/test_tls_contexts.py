@@ -63,12 +63,7 @@ def client(files: Files, certificate: Certificate | None = None) -> ssl.SSLConte
 
 def test_a_revoked_certificate_is_refused(files: Files) -> None:
     revoked, other = files.authority.sign("revoked"), files.authority.sign("other")
-    (files.directory / "index.txt").write_text("")
-    (files.directory / "ca.cnf").write_text(f"[ca]\ndefault_ca=c\n[c]\ndatabase={files.directory}/index.txt\ndefault_md=sha256\ndefault_crl_days=3\n")
-    authority = ("-config", files.directory / "ca.cnf", "-cert", files.authority.certificate, "-keyfile", files.directory / "authority.key")
-    for action in (("-revoke", revoked.certificate), ("-gencrl", "-out", files.directory / "crl.pem")):
-        subprocess.run(["openssl", "ca", *authority, *action], check=True, capture_output=True, timeout=30)
-    authorities = {"truststore_location": str(files.authority.certificate), "crl_location": str(files.directory / "crl.pem")}
+    authorities = {"truststore_location": str(files.authority.certificate), "crl_location": str(files.authority.revoke(revoked))}
     context = make_context(files.settings(client_auth="required", **authorities))
     assert handshake(context, client(files, other)).getpeercert() is not None
     with pytest.raises(ssl.SSLCertVerificationError, match="revoked"):
