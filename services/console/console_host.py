@@ -165,7 +165,7 @@ class HostFigures:
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         return self._correlation_id
 
-    def _context(self) -> ssl.SSLContext | None:
+    def _tls_context(self) -> ssl.SSLContext | None:
         try:
             return self._tls.context() if self._tls is not None else None
         except ValueError as problem:
@@ -178,7 +178,7 @@ class HostFigures:
             if host.startswith("/"):
                 opened = await asyncio.open_unix_connection(host)
             else:
-                opened = await asyncio.open_connection(*address, ssl=self._context())
+                opened = await asyncio.open_connection(*address, ssl=self._tls_context())
             self.connection, self._connected_to = opened, address
         reader, writer = self.connection
         writer.write(request)

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from appliance.base.errors import ConfigurationProblems
 from appliance.base.model import topic_name_problem
 from appliance.client.address import Address, parse_addresses
-from appliance.client.security import ClientSecurity, read_client_security
+from appliance.client.security import ClientSecurity, client_security
 
 BOOTSTRAP: Final = "bootstrap.servers"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
@@ -175,7 +175,7 @@ class _MirrorFileReader:
                 self._problem(where, f"{key} must be a text of one line")
                 return ClusterOptions(bootstrap, None)
         try:
-            security = read_client_security("".join(f"{key}={value}\n" for key, value in given.items()), "it") if given else None
+            security = client_security({key: str(value) for key, value in given.items()}, "it") if given else None
         except ValueError as error:
             self._problem(where, str(error).removeprefix("it: "))
             security = None
