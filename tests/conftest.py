@@ -55,7 +55,7 @@ LONGEST = (
     *("test_power_cuts.py", "test_zookeeper_secret.py", "test_controller.py", "test_partition_moves.py", "test_supervisor.py"),
     *("test_disk_faults.py", "test_second_protocol.py", "test_kafka_python_suite.py", "test_oldest_consumers.py", "test_hostile_clients.py"),
     *("test_reassignment.py", "test_command.py", "test_cluster_copies.py", "test_kafka_tools.py", "test_controller_moves.py", "test_hostile_senders.py"),
-    *("test_cut_senders.py", "test_killed_senders.py", "test_syslog_senders.py", "test_fetch_sessions.py", "test_deaths.py"),
+    *("test_cut_senders.py", "test_killed_senders.py", "test_syslog_senders.py", "test_fetch_sessions.py", "test_deaths.py", "test_mirror.py"),
     *("test_sink_commits.py", "test_transactional_log.py", "test_controller_admin.py", "test_disks.py", "test_fuzz.py", "test_storage_torture.py"),
 )
 """Files that come first, so that those who work side by side (`-n`, a file at a time) end at about the same time."""

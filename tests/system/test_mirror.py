@@ -264,6 +264,11 @@ def test_changes_of_the_source_are_said_and_concern_one_topic_only(boxes: Boxes,
     messages = running.messages.read_text()
     assert "anew-0 of source a: the source topic was deleted and created anew; going on at offset 0" in messages
     assert "short-0 of source a: 10 offsets from 50 on are deleted in the source; going on at offset 60" in messages
+    for future in admin(boxes.a).delete_topics(["short"]).values():
+        future.result(10)
+    eventually(lambda: running.partitions("short")[0]["state"] == "gone", "the status says that the topic is deleted")
+    produce(boxes.a, "steady", [b"third"])
+    eventually(lambda: running.has_copied("steady", 111), "the other topics go on")
 
 
 def test_what_the_target_refuses_is_retried_until_it_takes_it_and_a_bad_address_stops_no_other_source(
