@@ -21,8 +21,10 @@ from services.mirror.source import MirroredPartition, MirrorSource
 IDLE_STATES = frozenset(("", "Empty", "Dead"))
 
 
-def translate_groups(source: MirrorSource, target: ClusterClient) -> None:
-    """Translate the offsets of all chosen groups once; failures are noted at the source."""
+def translate_groups(source: MirrorSource, target: ClusterClient, partitions: Mapping[TopicPartition, MirroredPartition]) -> None:
+    """Translate the offsets of all chosen groups once; failures are noted at the source.
+
+    `partitions`: without those whose partition in the target has another source, too: an offset there says nothing about the other one."""
     try:
         chosen = [each.group_id for each in list_groups(source.cluster) if is_chosen(source, each.group_id)]
         if not chosen:
@@ -30,7 +32,7 @@ def translate_groups(source: MirrorSource, target: ClusterClient) -> None:
         active = {each.group_id for each in list_groups(target) if each.state not in IDLE_STATES}
         for group_id in chosen:
             if group_id not in active:
-                wanted = plan_offsets(source.partitions, committed_offsets(source.cluster, group_id), committed_offsets(target, group_id))
+                wanted = plan_offsets(partitions, committed_offsets(source.cluster, group_id), committed_offsets(target, group_id))
                 if wanted:
                     set_offsets(target, group_id, wanted)
                     source.translated_offsets += len(wanted)

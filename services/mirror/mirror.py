@@ -11,6 +11,7 @@ target blocks the turn for at most DELIVERY_TIMEOUT_MS, while the sources' answe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -320,7 +321,7 @@ class Mirror:
                 for batch in share.batches:
                     self._producer.append(share.partition.target, bytes(batch.encoded))
             self._producer.flush()
-            runs = [_runs_behind(share, stored.get(share.partition.target, [])) for share in shares]
+            runs = _runs_behind(shares, stored)
             self._commit_positions(shares, runs)
         except (ClientFailed, RequestRefused) as error:
             self.failed_rounds += 1
@@ -382,9 +383,10 @@ class Mirror:
         if now_ms < self._groups_due_ms:
             return
         self._groups_due_ms = now_ms + self.options.groups_ms
+        writers = Counter(each.target for source in self.sources for each in source.partitions.values())
         for source in self.sources:
             if source.options.groups and not source.problem:
-                translate_groups(source, self.target)
+                translate_groups(source, self.target, {name: each for name, each in source.partitions.items() if writers[each.target] == 1})
 
     def _take_notices(self, source: MirrorSource) -> None:
         for text in source.notices:
@@ -392,15 +394,23 @@ class Mirror:
         source.notices.clear()
 
 
-def _runs_behind(share: _Share, base_offsets: list[int]) -> OffsetRuns:
-    """Return the runs of the partition with those of the batches, which the target stored at `base_offsets` (-1: unknown)."""
-    runs = OffsetRuns(share.partition.runs)
-    for batch, base_offset in zip(share.batches, base_offsets, strict=False):
-        if base_offset >= 0:
-            runs.add(batch.source_offset, base_offset, batch.records_count if batch.is_dense else 1)
-    if len(base_offsets) == len(share.batches) and base_offsets[-1] >= 0:
-        runs.add(share.next_offset, base_offsets[-1] + share.batches[-1].records_count, 0)
-    return runs
+def _runs_behind(shares: list[_Share], stored: dict[TopicPartition, list[int]]) -> list[OffsetRuns]:
+    """Return the runs of each share's partition with those of its batches, which the target stored at these offsets (-1: unknown).
+
+    Several sources may share a partition of the target, in the order of the shares."""
+    offsets = {target: iter(base_offsets) for target, base_offsets in stored.items()}
+    found = []
+    for share in shares:
+        runs, end = OffsetRuns(share.partition.runs), -1
+        for batch in share.batches:
+            base_offset = next(offsets[share.partition.target], -1)
+            end = base_offset + batch.records_count if base_offset >= 0 else -1
+            if base_offset >= 0:
+                runs.add(batch.source_offset, base_offset, batch.records_count if batch.is_dense else 1)
+        if end >= 0:
+            runs.add(share.next_offset, end, 0)
+        found.append(runs)
+    return found
 
 
 def _client(options: ClusterOptions, clock: Clock, sleep: Sleep, connect_timeout_ms: int) -> ClusterClient:

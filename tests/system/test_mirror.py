@@ -312,6 +312,22 @@ def test_two_mirrors_that_would_be_a_loop_copy_only_what_each_cluster_wrote_itse
     assert read_committed(str(boxes.a.kafka), "loop") == read_committed(str(boxes.b.kafka), "loop") == expected
 
 
+def test_two_sources_are_merged_into_one_topic(boxes: Boxes, mirror: Callable[..., RunningMirror]) -> None:
+    """Both sources are one cluster here; the offsets of each are its own."""
+    create(boxes.a, "merged")
+    a, b = str(boxes.a.kafka), str(boxes.b.kafka)
+    running = mirror("merged", b, {"one": a, "two": a}, topics=["merged"], prefix="")
+    produce(boxes.a, "merged", [b"%d" % number for number in range(10)])
+
+    def positions() -> list[int]:
+        return [each["position"] for source in running.status().get("sources", ()) for each in source["partitions"]]
+
+    eventually(lambda: positions() == [10, 10], "both are copied")
+    expected = read_committed(a, "merged")[0]
+    found = read_committed(b, "merged")[0]
+    assert sorted(found) == sorted(expected * 2)
+
+
 def test_offsets_of_groups_are_translated_unless_the_group_reads_from_the_target(boxes: Boxes, mirror: Callable[..., RunningMirror]) -> None:
     create(boxes.a, "grouped")
     create(boxes.b, "copies.grouped")
