@@ -12,6 +12,7 @@ Weak spot: formats 0 and 1, which brokers before Kafka 3.0 may still store, are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from struct import error as StructError
 from typing import NamedTuple, Protocol
 
 from appliance.base.errors import ProtocolViolation
@@ -20,6 +21,9 @@ from appliance.records.batch import MAGIC, RECORDS_AT, BatchHeader, as_produced,
 from appliance.records.compression import CorruptBatch, opened_batch_limit
 from appliance.records.control_batch import read_end_transaction_marker
 from appliance.records.retained_batch import joined_batch, open_records, produced_batch, slice_records
+
+OFFSET_MAX = 1 << 62
+"""Below what a request can carry, with any delta."""
 
 
 class AbortedSince(Protocol):
@@ -56,6 +60,13 @@ def copy_fetched(fetched: bytes, fetch_offset: Offset, aborted: Iterable[Aborted
 
     `aborted`: of the same response. Raises ProtocolViolation for bytes that are no batches, and for batches that are damaged.
     """
+    try:
+        return _copy_fetched(fetched, fetch_offset, aborted)
+    except StructError as error:
+        raise ProtocolViolation("fetched_batch", f"a batch behind offset {fetch_offset} has numbers that no producer writes: {error}") from error
+
+
+def _copy_fetched(fetched: bytes, fetch_offset: Offset, aborted: Iterable[AbortedSince]) -> CopiedBatches:
     transactions = sorted(((each.first_offset, each.producer_id) for each in aborted), reverse=True)
     aborted_producers: set[int] = set()
     batches: list[CopiedBatch] = []
@@ -89,6 +100,8 @@ def _checked_header(fetched: bytes, position: int) -> BatchHeader | None:
         raise ProtocolViolation("fetched_batch", f"the batch at offset {header.base_offset} has format {header.magic}, a mirror reads format {MAGIC}")
     if header.size_bytes > len(fetched) - position:
         return None
+    if not 0 <= header.base_offset < OFFSET_MAX:
+        raise ProtocolViolation("fetched_batch", f"a batch claims offset {header.base_offset}")
     if (problem := stored_batch_problem(fetched, position, len(fetched))) is not None:
         raise ProtocolViolation("fetched_batch", f"the batch at offset {header.base_offset} is damaged: {problem}")
     return header

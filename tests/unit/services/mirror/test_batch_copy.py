@@ -13,10 +13,21 @@ from hypothesis import strategies as st
 from appliance.base.errors import ProtocolViolation
 from appliance.base.model import LeaderEpoch, Offset, ProducerId
 from appliance.client.messages import AbortedProducer
-from appliance.records.batch import DELETE_HORIZON_FLAG, batch_problem, read_batch_header, stamp_batch, stamp_log_append_time, stamp_producer
+from appliance.records.batch import (
+    ATTRIBUTES_AT,
+    BATCH_HEADER,
+    DELETE_HORIZON_FLAG,
+    RECORDS_AT,
+    batch_problem,
+    read_batch_header,
+    stamp_batch,
+    stamp_log_append_time,
+    stamp_producer,
+)
 from appliance.records.builder import BatchBuilder
 from appliance.records.compression import Codec
 from appliance.records.control_batch import EndTransactionMarker, build_end_transaction_batch
+from appliance.records.crc32c import crc32c
 from appliance.records.record import iterate_records
 from appliance.records.retained_batch import gap_batch, open_records, rebuild_batch, slice_records
 from appliance.storage.transaction_index import read_transaction_index
@@ -156,6 +167,26 @@ def test_damage_and_old_formats_are_refused() -> None:
         copy_fetched(bytes(damaged), Offset(0), [])
     with pytest.raises(ProtocolViolation, match="format 1"):
         copy_fetched(bytes(16) + b"\1" + bytes(80), Offset(0), [])
+
+
+NUMBERS = st.sampled_from([-(2**63), -1, 0, 1, 2**31, 2**62, 2**63 - 1]) | st.integers(-(2**63), 2**63 - 1)
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS, st.integers(-2, 3), st.sampled_from([0, 8, 0x10, 0x20, 0x40, 4, 7])), min_size=1, max_size=3))
+def test_a_source_that_lies_is_refused_or_copied_and_never_ends_the_mirror(batches: list[tuple[int, int, int, int, int]]) -> None:
+    fetched = b""
+    for base_offset, base_timestamp, max_timestamp, count, attributes in batches:
+        content = stored_batch(b"a", b"b")
+        header = read_batch_header(content)._replace(base_timestamp=base_timestamp, max_timestamp=max_timestamp, records_count=count, attributes=attributes)
+        header = header._replace(base_offset=Offset(base_offset), last_offset_delta=abs(count))
+        front = BATCH_HEADER.pack(*header)
+        crc = crc32c(bytes(content[RECORDS_AT:]), crc32c(front[ATTRIBUTES_AT:]))
+        fetched += BATCH_HEADER.pack(*header._replace(crc=crc)) + content[RECORDS_AT:]
+    try:
+        copied = copy_fetched(fetched, Offset(0), [])
+    except ProtocolViolation:
+        return
+    assert 0 <= copied.next_offset < 2**63
 
 
 @given(st.lists(st.integers(0, 2**40), min_size=1, max_size=6), st.sampled_from(list(Codec)), st.booleans(), st.booleans(), st.data())
