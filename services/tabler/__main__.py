@@ -1,10 +1,13 @@
-"""tabler: keeps topics as tables, at idle priority; loads Arrow only while a topic is one."""
+"""tabler: keeps topics as tables, at low priority; loads Arrow only while a topic is one."""
 
 from __future__ import annotations
 
 import gc
 import os
 from contextlib import suppress
+
+NICENESS = 10
+"""After every other process of the box, but not starved on a busy machine: retention does not wait for a table."""
 
 if __name__ == "__main__":
     gc.disable()  # imports leave hardly any garbage; run_service enables it
@@ -14,5 +17,5 @@ if __name__ == "__main__":
     from services.tabler.agent import TablerAgent
 
     with suppress(OSError):  # a unit may forbid the calls; its own priority is low, too
-        take_idle_priority()
+        take_idle_priority(NICENESS)
     raise SystemExit(service_main("tabler", TablerAgent))

@@ -1,6 +1,6 @@
 """The tabler: keeps every topic that is configured as a table up to date, for the partitions that this box leads.
 
-One process per box, if the setting `tables.locations` names directories; at idle priority. The duty cycle reads the metadata image and the
+One process per box, if the setting `tables.locations` names directories; at low priority. The duty cycle reads the metadata image and the
 partition tables; one thread at a time does a run of one table (`table_run`), so that a slow file system delays no heartbeat. Arrow, numpy and
 deltalake are imported by the first run: without a table the process has none of them, and when the last one is gone it starts again to give their
 memory back. It owns nothing on a disk but the tables and STATE/tables; it may be killed at any moment. Weak: one run at a time, so a location that
@@ -125,7 +125,7 @@ class TablerAgent:
             self._on_failure(state, f"could not read what was remembered of the table: {(error.strerror or str(error)).lower()}", False)
             return
         state.on_begun()
-        run = TableThread(self._context, state, expected_id, self._allowed, state.accepted_damage(now_ms))
+        run = TableThread(self._context, state, self._memory, expected_id, state.accepted_damage(now_ms))
         try:
             run.thread.start()
         except ThreadRefused as refused:
@@ -141,11 +141,6 @@ class TablerAgent:
             self._on_failure(state, run.problem, run.is_conflict)
             return
         result = run.result
-        try:
-            if result.table_id and result.table_id != run.expected_id:
-                self._memory.write(state.order, result.table_id)
-        except OSError as error:
-            self._context.log.warning(f"could not remember the table {state.order.directory}: {error}; a deleted table would be begun again")
         had_problem = bool(state.problem)
         for words in state.on_result(result, self._clock.monotonic_ms(), self._clock.wall_ms()):
             self._context.log.error(f"the table {state.order.directory} lacks records: {words}", topic=state.order.topic)
@@ -196,15 +191,16 @@ class TablerAgent:
 class TableThread:
     """One run in a thread."""
 
-    def __init__(self, context: ServiceContext, state: TableState, expected_id: str, allowed: list[str], accepted_damage: frozenset[tuple[int, int]]) -> None:
+    def __init__(self, context: ServiceContext, state: TableState, memory: TableMemory, expected_id: str, accepted_damage: frozenset[tuple[int, int]]) -> None:
         self.state = state
-        self.expected_id = expected_id
+        self._memory = memory
+        self._expected_id = expected_id
         self.result: TableResult | None = None
         self.problem = ""
         self.is_conflict = self.is_cancelled = self.has_ended = False
-        self.thread = BackgroundThread(self._work, "table-run", (context, allowed, accepted_damage))
+        self.thread = BackgroundThread(self._work, "table-run", (context, accepted_damage))
 
-    def _work(self, context: ServiceContext, allowed: list[str], accepted_damage: frozenset[tuple[int, int]]) -> None:
+    def _work(self, context: ServiceContext, accepted_damage: frozenset[tuple[int, int]]) -> None:
         try:
             from services.tabler.delta_table import TableConflict
             from services.tabler.table_run import run_table
@@ -213,7 +209,7 @@ class TableThread:
             self.has_ended = True
             return
         try:
-            self.result = run_table(self._job(context, allowed, accepted_damage))
+            self.result = run_table(self._job(context, accepted_damage))
         except TableConflict as conflict:
             self.problem, self.is_conflict = str(conflict), True
         except MillraceError as error:
@@ -224,7 +220,7 @@ class TableThread:
         finally:
             self.has_ended = True
 
-    def _job(self, context: ServiceContext, allowed: list[str], accepted_damage: frozenset[tuple[int, int]]) -> TableJob:
+    def _job(self, context: ServiceContext, accepted_damage: frozenset[tuple[int, int]]) -> TableJob:
         from appliance.pipeline.local_rows import find_row_in_box
         from services.tabler.table_run import TableJob
 
@@ -232,11 +228,12 @@ class TableThread:
         return TableJob(
             order=state.order,
             find=partial(find_row_in_box, context.layout, context.box, state.order.topic, state.order.topic_id),
-            allowed=allowed,
+            allowed=context.box.table_locations,
             partitions=sorted(state.rows),
             turn=state.turn,
             writer=f"{context.box.broker_id}-{context.incarnation:x}",
-            expected_id=self.expected_id,
+            expected_id=self._expected_id,
+            remember=partial(self._memory.write, state.order),
             scanned=state.scanned,
             accepted_damage=accepted_damage,
             shortened=state.shortened,

@@ -92,6 +92,14 @@ def location_problem(location: str, allowed: Sequence[str]) -> str | None:
         above = parent
 
 
+def has_commit(directory: str) -> bool:
+    """Return whether there is a table; a kill during its creation leaves a log without a commit."""
+    try:
+        return any(name.endswith((".json", ".parquet")) for name in os.listdir(f"{directory}/{DELTA_LOG}"))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 class DeltaTopicTable:
     """The table of one topic. `open` first; `expected_id` is the table that was there before, "" for none."""
 
@@ -127,7 +135,7 @@ class DeltaTopicTable:
         with trouble("open the table", directory):
             if os.path.islink(directory):
                 raise TableTrouble(f"{directory} is a symbolic link; a table is a directory")
-            if os.path.isdir(f"{directory}/{DELTA_LOG}"):
+            if has_commit(directory):
                 self._table = DeltaTable(directory)
                 self._check_owner(expected_id)
             elif expected_id:
@@ -135,7 +143,7 @@ class DeltaTopicTable:
                     f"the table {directory} is gone; bring it back (or mount it). To start a new one, which has only what the log still has: "
                     f"millrace topic alter {self._topic} --table none, and --table delta again"
                 )
-            elif os.path.isdir(directory) and (others := sorted(set(os.listdir(directory)) - {STAGING, "lost+found"})):
+            elif os.path.isdir(directory) and (others := sorted(set(os.listdir(directory)) - {STAGING, DELTA_LOG, "lost+found"})):
                 raise TableTrouble(f"{directory} is no table and not empty ({', '.join(others[:3])}); move that away")
 
     def _check_owner(self, expected_id: str) -> None:

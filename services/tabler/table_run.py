@@ -43,6 +43,8 @@ class TableJob(NamedTuple):
     turn: int
     writer: str
     expected_id: str
+    remember: Callable[[str], None]
+    """Takes the id of the table before anything is committed to it: a table that is deleted later must be missed. Raises OSError."""
     scanned: Mapping[int, int]
     """Offsets up to which an earlier run found no record behind the table's."""
     accepted_damage: frozenset[tuple[int, int]]
@@ -74,7 +76,18 @@ def run_table(job: TableJob) -> TableResult:
     table.sweep()
     if table.exists and (problem := schema_problem(table.schema())) is not None:
         raise TableTrouble(f"the columns of {job.order.directory} were changed: {problem}; move the table away, or restore an earlier version")
+    if table.exists:
+        remember(job, table)
     return _TableRun(job, table).run()
+
+
+def remember(job: TableJob, table: DeltaTopicTable) -> None:
+    """Remember which table it is, if it is not known."""
+    try:
+        if table.table_id != job.expected_id:
+            job.remember(table.table_id)
+    except OSError as error:
+        raise TableTrouble(f"could not remember the table {job.order.directory} in the state directory: {error.strerror or error}") from error
 
 
 class _TableRun:
@@ -190,6 +203,7 @@ class _TableRun:
         if not self._table.exists:
             self._job.step("create")
             self._table.create((self._rows or TableRows(False)).schema)
+            remember(self._job, self._table)
             is_other = self._rows is not None and self._rows.schema.names != [name for name in self._table.schema().names if name in self._rows.schema.names]
             if is_other or self._offsets != self._table.offsets(self._job.partitions):
                 raise TableTrouble(f"the table {self._job.order.directory} was created by another box at the same time; reading on from its offsets")

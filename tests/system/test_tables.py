@@ -17,9 +17,12 @@ from deltalake import DeltaTable
 
 from lab.real_zookeeper import RealZooKeeper
 from lab.running_box import RunningBox, environment, eventually, start_box
+from services.tabler.delta_table import has_commit
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
+SECONDS = 150.0
+"""The tabler goes after every other process of a busy machine."""
 Stored = dict[tuple[int, int], bytes]
 """Value of each acknowledged record by partition and offset."""
 
@@ -71,7 +74,7 @@ def produce(box: RunningBox, topic: str, values: list[bytes], stored: Stored, en
 
 
 def rows(table: Path) -> list[dict[str, Any]]:
-    return DeltaTable(table).to_pyarrow_table().to_pylist() if (table / "_delta_log").is_dir() else []
+    return DeltaTable(table).to_pyarrow_table().to_pylist() if has_commit(str(table)) else []
 
 
 def problem(box: RunningBox, topic: str) -> str | None:
@@ -82,7 +85,7 @@ def problem(box: RunningBox, topic: str) -> str | None:
 
 def await_table(box: RunningBox, table: Path, stored: Stored) -> list[dict[str, Any]]:
     """Wait until the table has as many rows as was acknowledged, and compare them."""
-    found = eventually(lambda: (read := rows(table)) and len(read) >= len(stored) and read, f"{table.name} has {len(stored)} rows", 60)
+    found = eventually(lambda: (read := rows(table)) and len(read) >= len(stored) and read, f"{table.name} has {len(stored)} rows", SECONDS)
     values = sorted((row["partition"], row["offset"], row["value"]) for row in found)
     assert values == sorted((*place, value) for place, value in stored.items())
     return found
@@ -107,14 +110,14 @@ def test_a_table_has_each_record_that_was_acknowledged_once_whatever_is_killed(b
             box, "orders", [b"%s %s %d " % (codec.encode(), end.encode(), number) * 20 for number in range(200)], stored, end, **{"compression.type": codec}
         )
         if codec in ("none", "zstd", "snappy"):
-            box.await_restart("tabler", box.kill("tabler"))
+            box.await_restart("tabler", box.kill("tabler"), SECONDS)
     old = box.kill("log-writer@d0")
     box.await_restart("log-writer@d0", old)
     produce(box, "orders", [b"after the log-writer"] * 10, stored)
     await_table(box, table, stored)
     command = [sys.executable, "-P", "-m", "appliance.command.main", "table", "describe", "orders", "--json"]
     settings = environment() | {"MILLRACE_DATA": str(box.disks[0])}
-    eventually(lambda: box.counters("tabler").values['tables.lag{topic="orders"}'] == 0, "the lag is gone")
+    eventually(lambda: box.counters("tabler").values['tables.lag{topic="orders"}'] == 0, "the lag is gone", SECONDS)
     document = json.loads(subprocess.run(command, env=settings, capture_output=True, text=True, timeout=60, check=True).stdout)
     assert (document["state"], document["lost_records"], document["problem"]) == ("ok", 0, "")
 
@@ -123,7 +126,7 @@ def test_lines_of_senders_have_columns(box: RunningBox, location: Path) -> None:
     alter(box, "syslog", format="delta", location=str(location), **{"interval.ms": "1000"})
     send = [f"logger -n 127.0.0.1 -P {box.syslog.port} --tcp --rfc5424 -p daemon.err 'disk {number} is warm'" for number in range(3)]
     subprocess.run(["sh", "-c", "; ".join(send)], check=True, timeout=30)
-    found = eventually(lambda: len(read := rows(location / "syslog")) == 3 and read, "the lines are in the table", 60)
+    found = eventually(lambda: len(read := rows(location / "syslog")) == 3 and read, "the lines are in the table", SECONDS)
     assert sorted(row["message"] for row in found) == [f"disk {number} is warm" for number in range(3)]
     assert {(row["severity_name"], row["facility_name"], row["value"], row["problem"]) for row in found} == {("err", "daemon", None, None)}
 
@@ -136,12 +139,12 @@ def test_a_deleted_table_is_said_and_begun_again_only_when_that_is_ordered(box: 
     await_table(box, table, stored)
     shutil.rmtree(table)
     produce(box, "deleted", [b"more"], stored)
-    eventually(lambda: "is gone; bring it back" in (problem(box, "deleted") or ""), "it is said")
-    box.await_restart("tabler", box.kill("tabler"))
-    eventually(lambda: box.counters("tabler").values.get('tables.failing{topic="deleted"}') == 1, "the next incarnation remembers it")
+    eventually(lambda: "is gone; bring it back" in (problem(box, "deleted") or ""), "it is said", SECONDS)
+    box.await_restart("tabler", box.kill("tabler"), SECONDS)
+    eventually(lambda: box.counters("tabler").values.get('tables.failing{topic="deleted"}') == 1, "the next incarnation remembers it", SECONDS)
     assert not table.exists()
     alter(box, "deleted", format="none")
-    eventually(lambda: problem(box, "deleted") is None, "the topic is no table")
+    eventually(lambda: problem(box, "deleted") is None, "the topic is no table", SECONDS)
     alter(box, "deleted", format="delta")
     await_table(box, table, stored)
 
@@ -153,8 +156,8 @@ def test_without_a_table_the_process_gives_its_memory_back(box: RunningBox) -> N
     assert loaded()
     for topic in ("orders", "syslog", "deleted"):
         alter(box, topic, format="none")
-    eventually(lambda: not loaded(), "Arrow is not in memory any more")
-    eventually(lambda: box.status()["tabler"]["state"] == "serving", "it serves again")
+    eventually(lambda: not loaded(), "Arrow is not in memory any more", SECONDS)
+    eventually(lambda: box.status()["tabler"]["state"] == "serving", "it serves again", SECONDS)
 
 
 @pytest.mark.deep

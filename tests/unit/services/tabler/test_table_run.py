@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ class OneTable:
         self.found: LocalRow | str = partition_at(self._log, [(0, content)], end, **more)
         self.position: int | None = None
         self.expected_id = ""
+        self.remembered: list[str] = []
         self.life = 0
 
     def grow(self, content: bytes, end: int) -> None:
@@ -61,7 +63,20 @@ class OneTable:
     def job(self, **changes: Any) -> TableJob:
         order = TableOrder("t", changes.pop("topic_id", TOPIC_ID), "delta", str(self.location), 1_000, changes.pop("bytes_max", 1 << 20))
         self.life += 1
-        usual = TableJob(order, lambda _partition: self.found, [str(self.location)], [0], 1, f"7-{self.life}", self.expected_id, {}, frozenset(), {}, 0)
+        usual = TableJob(
+            order,
+            lambda _partition: self.found,
+            [str(self.location)],
+            [0],
+            1,
+            f"7-{self.life}",
+            self.expected_id,
+            self.remembered.append,
+            {},
+            frozenset(),
+            {},
+            0,
+        )
         return usual._replace(**changes)
 
     def run(self, **changes: Any) -> TableResult:
@@ -133,6 +148,30 @@ def test_a_kill_at_any_step_leaves_each_record_once(tmp_path: Path, dies_at: str
     table.grow(made(10, [b"more"]), 11)
     table.run()
     assert seen[-1] == dies_at and table.offsets() == list(range(11)) and table.offset() == 11
+
+
+@pytest.mark.parametrize("dies_at", ["commit", "committed"])
+def test_a_table_is_remembered_before_the_first_commit(tmp_path: Path, dies_at: str) -> None:
+    table = plain(tmp_path)
+
+    def step(name: str) -> None:
+        if name == dies_at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        table.run(step=step)
+    (table.expected_id,) = table.remembered
+    shutil.rmtree(table.directory)
+    with pytest.raises(TableTrouble, match="is gone; bring it back"):
+        table.run()
+
+
+def test_a_kill_while_the_library_creates_the_table_leaves_nothing_that_matters(tmp_path: Path) -> None:
+    table = plain(tmp_path)
+    (table.directory / "_delta_log").mkdir(parents=True)
+    (table.directory / "_delta_log" / "_commit_1.json.tmp").write_text("{")
+    table.run()
+    assert table.offsets() == list(range(10))
 
 
 def test_what_a_killed_incarnation_staged_is_removed_by_the_next_one_of_its_box(tmp_path: Path) -> None:
