@@ -149,15 +149,21 @@ def test_a_deleted_table_is_said_and_begun_again_only_when_that_is_ordered(box: 
     await_table(box, table, stored)
 
 
-def test_without_a_table_the_process_gives_its_memory_back(box: RunningBox) -> None:
+def test_without_a_table_the_process_gives_its_memory_back(box: RunningBox, location: Path) -> None:
     def loaded() -> bool:
         return "libarrow" in Path(f"/proc/{box.pid('tabler')}/maps").read_text()
 
+    stored: Stored = {}
+    create(box, "last", location)
+    produce(box, "last", [b"record"], stored)
+    await_table(box, location / "last", stored)
     assert loaded()
-    for topic in ("orders", "syslog", "deleted"):
-        alter(box, topic, format="none")
-    eventually(lambda: not loaded(), "Arrow is not in memory any more", SECONDS)
+    for table in json.loads(Path(box.layout.tables_file).read_bytes())["tables"]:
+        alter(box, table["topic"], format="none")
+    old = box.pid("tabler")
+    eventually(lambda: old not in box.pids().values(), "the process started again", SECONDS)
     eventually(lambda: box.status()["tabler"]["state"] == "serving", "it serves again", SECONDS)
+    assert not loaded()
 
 
 @pytest.mark.deep
