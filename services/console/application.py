@@ -124,7 +124,7 @@ def make_application(
         route = SearchRoute(search, SystemClock.wall_ms, _HEADERS, may_search)
         routes += [Route("/api/search", route.answer), Route("/api/search/check", route.check)]
     if workers is not None:
-        routes += KafkaRoutes(workers, access, SystemClock.wall_ms, _HEADERS, watch).routes()
+        routes += KafkaRoutes(workers, access, SystemClock.wall_ms, _HEADERS, watch, on_refused).routes()
     guards = [Middleware(SizeGuard), Middleware(SiteGuard, host_names, on_refused)]
     application = Starlette(routes=routes, middleware=guards, exception_handlers={HTTPException: _on_refused})
     application.router.redirect_slashes = False

@@ -103,9 +103,18 @@ class LagHistory:
 
 
 class KafkaRoutes:
-    """The handlers. `headers` go with each answer."""
+    """The handlers. `headers` go with each answer; `on_refused` counts changes that `Access` refuses."""
 
-    def __init__(self, workers: KafkaWorkers, access: Access, wall_ms: Callable[[], int], headers: dict[str, str], box: SampledBox) -> None:
+    def __init__(
+        self,
+        workers: KafkaWorkers,
+        access: Access,
+        wall_ms: Callable[[], int],
+        headers: dict[str, str],
+        box: SampledBox,
+        on_refused: Callable[[str], None],
+    ) -> None:
+        self._on_refused = on_refused
         self._workers = workers
         self._box = box
         self._access = access
@@ -130,6 +139,7 @@ class KafkaRoutes:
 
     async def _change(self, name: str, request: Request) -> Response:
         if (refused := self._access.why_not_change(request)) is not None:
+            self._on_refused("change")
             return self._answer(refused[0], {"error": refused[1]})
         try:
             given = orjson.loads(await request.body())

@@ -438,7 +438,7 @@ SCRAPE = (
     counter(
         "console_refused_requests",
         "console.refused",
-        "Refused requests, by reason: cross_site, unknown_host (web pages of other sites), busy.",
+        "Refused requests, by reason: cross_site, unknown_host (web pages of other sites), change (not allowed), busy.",
         ("process", "reason"),
     ),
     counter(

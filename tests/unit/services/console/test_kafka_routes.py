@@ -48,6 +48,10 @@ class Workers(KafkaWorkers):
         return {"group": "g", "lag": 1}
 
 
+REFUSED: list[str] = []
+"""What was counted by the last `ask`."""
+
+
 def ask(
     path: str, workers: KafkaWorkers, body: bytes | None = None, access: Access = LOCAL, client: str = "127.0.0.1", method: str = "", **changed: str | None
 ) -> tuple[int, Any]:
@@ -67,7 +71,8 @@ def ask(
         sent.append(message)
 
     watch: Any = SimpleNamespace(layout=None, last_sample=None)
-    application = make_application(watch, frozenset({"localhost"}), access, [].append, workers=workers)
+    REFUSED.clear()
+    application = make_application(watch, frozenset({"localhost"}), access, REFUSED.append, workers=workers)
     asyncio.run(application(scope, receive, send))
     answer = b"".join(message.get("body", b"") for message in sent[1:])
     return sent[0]["status"], orjson.loads(answer) if answer else None
@@ -116,6 +121,7 @@ def test_changes_are_for_this_machine_without_an_authorizer_and_the_page_learns_
     assert ask("/api/rights", workers, access=access, client=client)[1]["may_change"] is may_change
     for path in CHANGES:
         status, document = ask(path, workers, b"{}", access, client)
+        assert REFUSED == ([] if may_change else ["change"])
         assert status == (200 if may_change else 403) and (may_change or words in document["error"])
     assert workers.asked == (len(CHANGES) if may_change else 0)
 
