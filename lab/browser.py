@@ -46,11 +46,16 @@ def browser(profile: Path, width: int = 1440, height: int = 1500, theme: str = "
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(str(shutil.which("chromedriver"))))
     try:
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
-        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False})
+        show_as(driver, width, height, theme)
         yield driver
     finally:
         driver.quit()
+
+
+def show_as(driver: webdriver.Chrome, width: int = 1440, height: int = 1500, theme: str = "light") -> None:
+    """Change the size of the window, and the colour scheme that the system is said to prefer."""
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False})
 
 
 def complaints(driver: webdriver.Chrome) -> list[dict[str, Any]]:

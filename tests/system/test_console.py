@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, Producer
 from prometheus_client.parser import text_string_to_metric_families
 from selenium import webdriver
 
-from lab.browser import browser, complaints, missing_browser
+from lab.browser import browser, complaints, missing_browser, show_as
 from lab.running_box import RunningBox, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -25,6 +25,13 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 TOPIC = "shown"
 GROUP = "readers"
 SEARCHED = "searched"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    """One browser for all tests: a start costs a second and a half of CPU."""
+    with browser(tmp_path_factory.mktemp("profile")) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -60,31 +67,31 @@ def traffic(shared_box: RunningBox) -> Iterator[None]:
 
 
 @pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))
-def test_the_page_shows_values_that_change_while_records_are_produced(shared_box: RunningBox, traffic: None, tmp_path: Path) -> None:
+def test_the_page_shows_values_that_change_while_records_are_produced(shared_box: RunningBox, traffic: None, page: webdriver.Chrome) -> None:
     origin = f"http://{shared_box.http}/"
-    with browser(tmp_path / "profile") as page:
+    show_as(page)
 
-        def text(selector: str) -> str:
-            return str(page.execute_script("return document.querySelector(arguments[0])?.textContent ?? ''", selector))
+    def text(selector: str) -> str:
+        return str(page.execute_script("return document.querySelector(arguments[0])?.textContent ?? ''", selector))
 
-        page.get(origin)
-        eventually(lambda: text("#ready") == "ready", "the page says that the box is ready", 20)
-        records = "[data-figure='Records in']"
-        first = eventually(lambda: (shown := text(records)) not in ("", "0/s", "–/s") and shown, "records come in", 20)
-        eventually(lambda: text(records) != first and text(records), "the rate changes", 20)
-        assert [name for name in shared_box.box.process_names() if name not in text("#processes")] == []
-        assert "2 online" in text("#disks-note") and TOPIC in text("#topics")
-        shown_lag = re.compile(rf"{GROUP}empty{TOPIC}\d+([\d,]+)")
-        eventually(lambda: (lag := shown_lag.search(text("#groups"))) and lag[1] != "0", "the group's lag is shown, and grows from 0", 20)
-        assert page.execute_script("return document.querySelectorAll('figure canvas').length") == 4
-        ground = "return getComputedStyle(document.body).backgroundColor"
-        light = page.execute_script(ground)
-        for _ in range(2):
-            page.find_element("id", "theme").click()
-        assert text("#theme") == "Theme: dark" and page.execute_script(ground) != light
-        asked = page.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
-        assert len(asked) > 6 and [url for url in asked if not url.startswith(origin)] == []
-        assert complaints(page) == []
+    page.get(origin)
+    eventually(lambda: text("#ready") == "ready", "the page says that the box is ready", 20)
+    records = "[data-figure='Records in']"
+    first = eventually(lambda: (shown := text(records)) not in ("", "0/s", "–/s") and shown, "records come in", 20)
+    eventually(lambda: text(records) != first and text(records), "the rate changes", 20)
+    assert [name for name in shared_box.box.process_names() if name not in text("#processes")] == []
+    assert "2 online" in text("#disks-note") and TOPIC in text("#topics")
+    shown_lag = re.compile(rf"{GROUP}empty{TOPIC}\d+([\d,]+)")
+    eventually(lambda: (lag := shown_lag.search(text("#groups"))) and lag[1] != "0", "the group's lag is shown, and grows from 0", 20)
+    assert page.execute_script("return document.querySelectorAll('figure canvas').length") == 4
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    light = page.execute_script(ground)
+    for _ in range(2):
+        page.find_element("id", "theme").click()
+    assert text("#theme") == "Theme: dark" and page.execute_script(ground) != light
+    asked = page.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
+    assert len(asked) > 6 and [url for url in asked if not url.startswith(origin)] == []
+    assert complaints(page) == []
 
 
 def test_a_scrape_of_a_real_box_has_a_metric_for_every_counter(shared_box: RunningBox, traffic: None) -> None:
@@ -189,108 +196,108 @@ class SearchPage:
 
 
 @pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))
-def test_the_search_page_finds_records_narrows_and_shows_hostile_ones_as_text(shared_box: RunningBox, searched: str, tmp_path: Path) -> None:
-    with browser(tmp_path / "profile") as page:
-        search = SearchPage(page, f"http://{shared_box.http}/")
-        assert search.search("", searched).startswith("94 records")
-        assert (
-            search.rows() == 94
-            and "odd severity" in search.text("#records")
-            and "(not UTF-8)" in search.text("#records")
-            and "no object" in search.text("#records")
-        )
-        assert "<script>window.harmed=1</script> \\u001b[31m \\u202egnp.exe" in search.text("#records")
-        assert search.run("return [window.harmed ?? null, document.querySelectorAll('#records img, #records script').length]") == [None, 0]
+def test_the_search_page_finds_records_narrows_and_shows_hostile_ones_as_text(shared_box: RunningBox, searched: str, page: webdriver.Chrome) -> None:
+    show_as(page)
+    search = SearchPage(page, f"http://{shared_box.http}/")
+    assert search.search("", searched).startswith("94 records")
+    assert (
+        search.rows() == 94
+        and "odd severity" in search.text("#records")
+        and "(not UTF-8)" in search.text("#records")
+        and "no object" in search.text("#records")
+    )
+    assert "<script>window.harmed=1</script> \\u001b[31m \\u202egnp.exe" in search.text("#records")
+    assert search.run("return [window.harmed ?? null, document.querySelectorAll('#records img, #records script').length]") == [None, 0]
 
+    assert search.search('"timed out" host=web0').startswith("10 records")
+    assert search.text("#records mark") == "timed out"
+    eventually(lambda: "10 matches" in search.text("#times-note"), "the times of the matches are counted", 20)
+    assert search.run("return document.querySelectorAll('#times i.bad').length") > 0
+    assert "query=%22timed+out%22+host%3Dweb0" in page.current_url
+
+    page.find_element("css selector", "#records tr.record").click()
+    assert "fields.took" in search.text("#records .whole") and '"took":81' in search.text("#records .whole pre")
+    button = "return [...document.querySelectorAll('.whole dt')].find((name) => name.textContent === 'fields.took').nextElementSibling.children[1]"
+    search.run(button).click()
+    assert search.answered().startswith("9 records")
+    assert search.run("return document.getElementById('query').value") == '"timed out" host=web0 fields.took!=81'
+
+    eventually(
+        lambda: search.run("return document.querySelector(\"#times i.bad[style*='min-height']\")?.clientHeight ?? 0") > 0, "the times are shown again", 20
+    )
+    bar = page.find_element("css selector", "#times > div:has(i.bad[style*='min-height'])")
+    count = int(str(bar.get_attribute("title")).partition(": ")[2].split()[0])
+    bar.click()
+    assert search.answered().split()[0] == str(count) and count < 9
+    assert search.run("return document.getElementById('range').value") == "fixed"
+
+    page.refresh()
+    eventually(lambda: search.run("return document.querySelectorAll('#topic-names option').length") > 0, "topics", 20)
+    assert search.text("#state").startswith("The address has filled the form in")
+    asked = search.run("return performance.getEntriesByType('resource').map((entry) => new URL(entry.name).pathname)")
+    assert "/api/topics" in asked and not [path for path in asked if path.startswith("/api/search")], "a link alone starts no search"
+    page.find_element("id", "query").send_keys("\n")
+    assert search.answered().split()[0] == str(count) == str(search.rows()), "the address has the search"
+    for days in ("1d", "7d"):
+        search.run("document.getElementById('range').value = arguments[0]; document.getElementById('times-note').textContent = ''", days)
         assert search.search('"timed out" host=web0').startswith("10 records")
-        assert search.text("#records mark") == "timed out"
-        eventually(lambda: "10 matches" in search.text("#times-note"), "the times of the matches are counted", 20)
-        assert search.run("return document.querySelectorAll('#times i.bad').length") > 0
-        assert "query=%22timed+out%22+host%3Dweb0" in page.current_url
-
-        page.find_element("css selector", "#records tr.record").click()
-        assert "fields.took" in search.text("#records .whole") and '"took":81' in search.text("#records .whole pre")
-        button = "return [...document.querySelectorAll('.whole dt')].find((name) => name.textContent === 'fields.took').nextElementSibling.children[1]"
-        search.run(button).click()
-        assert search.answered().startswith("9 records")
-        assert search.run("return document.getElementById('query').value") == '"timed out" host=web0 fields.took!=81'
-
-        eventually(
-            lambda: search.run("return document.querySelector(\"#times i.bad[style*='min-height']\")?.clientHeight ?? 0") > 0, "the times are shown again", 20
-        )
-        bar = page.find_element("css selector", "#times > div:has(i.bad[style*='min-height'])")
-        count = int(str(bar.get_attribute("title")).partition(": ")[2].split()[0])
-        bar.click()
-        assert search.answered().split()[0] == str(count) and count < 9
-        assert search.run("return document.getElementById('range').value") == "fixed"
-
-        page.refresh()
-        eventually(lambda: search.run("return document.querySelectorAll('#topic-names option').length") > 0, "topics", 20)
-        assert search.text("#state").startswith("The address has filled the form in")
-        asked = search.run("return performance.getEntriesByType('resource').map((entry) => new URL(entry.name).pathname)")
-        assert "/api/topics" in asked and not [path for path in asked if path.startswith("/api/search")], "a link alone starts no search"
-        page.find_element("id", "query").send_keys("\n")
-        assert search.answered().split()[0] == str(count) == str(search.rows()), "the address has the search"
-        for days in ("1d", "7d"):
-            search.run("document.getElementById('range').value = arguments[0]; document.getElementById('times-note').textContent = ''", days)
-            assert search.search('"timed out" host=web0').startswith("10 records")
-            eventually(lambda: "10 matches" in search.text("#times-note"), "they are counted by the hour", 20)
-        search.search("host=(")
-        eventually(lambda: "^" in search.text("#problem"), "the mistake is shown at its place", 20)
-        # The browser notes the mistake, and each 429 after which the page asks again: a search ends a moment after its connection.
-        assert [each for each in complaints(page) if not re.search(r"status of (400|429)", each["message"])] == []
+        eventually(lambda: "10 matches" in search.text("#times-note"), "they are counted by the hour", 20)
+    search.search("host=(")
+    eventually(lambda: "^" in search.text("#problem"), "the mistake is shown at its place", 20)
+    # The browser notes the mistake, and each 429 after which the page asks again: a search ends a moment after its connection.
+    assert [each for each in complaints(page) if not re.search(r"status of (400|429)", each["message"])] == []
 
 
 @pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))
-def test_the_search_page_follows_and_pauses(shared_box: RunningBox, searched: str, tmp_path: Path) -> None:
-    with browser(tmp_path / "profile", width=390, theme="dark") as page:
-        search = SearchPage(page, f"http://{shared_box.http}/")
-        search.run("document.getElementById('topic').value = arguments[0]", searched)
-        page.find_element("id", "follow").click()
-        producer = Producer({"bootstrap.servers": shared_box.bootstrap})
+def test_the_search_page_follows_and_pauses(shared_box: RunningBox, searched: str, page: webdriver.Chrome) -> None:
+    show_as(page, width=390, theme="dark")
+    search = SearchPage(page, f"http://{shared_box.http}/")
+    search.run("document.getElementById('topic').value = arguments[0]", searched)
+    page.find_element("id", "follow").click()
+    producer = Producer({"bootstrap.servers": shared_box.bootstrap})
 
-        def sent(text: str) -> bool:
-            producer.produce(searched, text.encode())
-            producer.flush(5)
-            return text in search.text("#records tr.record")
+    def sent(text: str) -> bool:
+        producer.produce(searched, text.encode())
+        producer.flush(5)
+        return text in search.text("#records tr.record")
 
-        for value in ODD:
-            producer.produce(searched, value)
-        eventually(lambda: sent("the first"), "a later record is on top", 20)
-        page.find_element("id", "follow").click()
-        shown = search.rows()
-        eventually(lambda: sent("another") or "paused" in search.text("#state"), "it is paused", 20)
-        assert search.rows() == shown and "another" not in search.text("#records")
-        page.find_element("id", "follow").click()
-        eventually(lambda: "another" in search.text("#records"), "what waited is shown", 20)
-        assert search.run("return document.documentElement.scrollWidth <= innerWidth")
-        assert complaints(page) == []
+    for value in ODD:
+        producer.produce(searched, value)
+    eventually(lambda: sent("the first"), "a later record is on top", 20)
+    page.find_element("id", "follow").click()
+    shown = search.rows()
+    eventually(lambda: sent("another") or "paused" in search.text("#state"), "it is paused", 20)
+    assert search.rows() == shown and "another" not in search.text("#records")
+    page.find_element("id", "follow").click()
+    eventually(lambda: "another" in search.text("#records"), "what waited is shown", 20)
+    assert search.run("return document.documentElement.scrollWidth <= innerWidth")
+    assert complaints(page) == []
 
 
 @pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))
-def test_the_page_of_senders_shows_them_and_why_lines_are_refused(shared_box: RunningBox, tmp_path: Path) -> None:
-    with browser(tmp_path / "profile", width=390) as page:
-        page.get(f"http://{shared_box.http}/senders")
+def test_the_page_of_senders_shows_them_and_why_lines_are_refused(shared_box: RunningBox, page: webdriver.Chrome) -> None:
+    show_as(page, width=390)
+    page.get(f"http://{shared_box.http}/senders")
 
-        def text(selector: str) -> str:
-            return str(page.execute_script("return document.querySelector(arguments[0])?.textContent ?? ''", selector))
+    def text(selector: str) -> str:
+        return str(page.execute_script("return document.querySelector(arguments[0])?.textContent ?? ''", selector))
 
-        eventually(lambda: "syslog-tcp" in text("#listeners"), "the listeners are shown", 20)
-        send_lines(shared_box, 3)
-        with socket.create_connection((shared_box.ingest.host, shared_box.ingest.port)) as stranger:
-            stranger.sendall(b"POST /ingest/syslog HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 1\r\n\r\nx")
-            assert b" 421 " in stranger.recv(100)
-        eventually(lambda: "127.0.0.1" in text("#senders") and "unknown host" in text("#senders"), "the sender and the reason are shown", 20)
-        row = text("#senders tbody tr")
-        assert "heard" in row and "syslog-tcp" in row and "unknown host" in text("#listeners")
-        field = page.find_element("id", "only")
-        field.send_keys("10.9.")
-        assert "No sender is called so" in text("#senders")
-        field.clear()
-        field.send_keys("REFUSED")
-        assert "127.0.0.1" in text("#senders")
-        assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-        assert complaints(page) == []
+    eventually(lambda: "syslog-tcp" in text("#listeners"), "the listeners are shown", 20)
+    send_lines(shared_box, 3)
+    with socket.create_connection((shared_box.ingest.host, shared_box.ingest.port)) as stranger:
+        stranger.sendall(b"POST /ingest/syslog HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 1\r\n\r\nx")
+        assert b" 421 " in stranger.recv(100)
+    eventually(lambda: "127.0.0.1" in text("#senders") and "unknown host" in text("#senders"), "the sender and the reason are shown", 20)
+    row = text("#senders tbody tr")
+    assert "heard" in row and "syslog-tcp" in row and "unknown host" in text("#listeners")
+    field = page.find_element("id", "only")
+    field.send_keys("10.9.")
+    assert "No sender is called so" in text("#senders")
+    field.clear()
+    field.send_keys("REFUSED")
+    assert "127.0.0.1" in text("#senders")
+    assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    assert complaints(page) == []
 
 
 def send_lines(box: RunningBox, count: int) -> None:
