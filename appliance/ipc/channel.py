@@ -6,14 +6,16 @@ its doorbell, arena and rings). The log-writer maps them and answers WELCOME (na
 state of its disk, the eventfd of its doorbell). The socket stays open as long as both run. Its
 hang-up proves the death of the other side, because each descriptor is close-on-exec and the kernel
 closes sockets only after the memory of a process is gone. A ring of another incarnation is never
-resumed. Weak: a source may write to its batches while the log-writer appends them, and set its own
-doorbell to block.
+resumed. Weak: a source may write to its batches while the log-writer appends them.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import socket
+import stat
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
@@ -27,7 +29,7 @@ from appliance.ipc.source import Source
 from appliance.shm.arena import SLEEPING_WORD as ARENA_SLEEPING_WORD
 from appliance.shm.arena import WATCHING_WORD, attach_arena
 from appliance.shm.counters import Counter
-from appliance.shm.doorbell import DoorbellButton
+from appliance.shm.doorbell import DoorbellButton, SourceDoorbellButton
 from appliance.shm.mapping import LayoutMismatch, SharedMemoryFull, SharedObject, SharedObjectAbsent, fence
 from appliance.shm.partition_table import SLEEPING_WORD as TABLE_SLEEPING_WORD
 from appliance.shm.partition_table import PartitionTableReader
@@ -39,7 +41,7 @@ from appliance.shm.ring import RingBroken, RingPair
 #    │ (its arena exists since its start)                                │ listens when logs are open
 #    │ connect to log-writer@DISK.sock; absent: retry in 20 ms           │
 #    │ create the rings                                                  │
-#    │ ── HELLO {source, incarnation} + eventfd, arena, rings ─────────▶ │ map arena and rings; both
+#    │ ── HELLO {source, incarnation} + doorbell, arena, rings ────────▶ │ map arena and rings; both
 #    │                                                                   │ must be sealed, and of that
 #    │                                                                   │ incarnation
 #    │ ◀── WELCOME {table, incarnation, boot, directory_id,              │
@@ -109,7 +111,7 @@ class SourceChannel:
         hello = {"source": source.name, "incarnation": source.incarnation}
         channel = cls(control, rings)
         try:
-            descriptors = source.doorbell.fileno(), source.arena.shared.descriptor, rings.shared.descriptor
+            descriptors = source.doorbell.button_descriptor, source.arena.shared.descriptor, rings.shared.descriptor
             control.send(HELLO, 0, orjson.dumps(hello), descriptors)
         except PeerGone:
             channel.close()
@@ -119,7 +121,8 @@ class SourceChannel:
     def on_welcome(self, frame: Frame) -> None:
         """Map the log-writer's table and take its doorbell. Raises SharedObjectAbsent if it has
         died, PeerGone if the frame is not WELCOME."""
-        doorbell, *_ = take_descriptors(frame, 1)
+        doorbell, *_ = take_descriptors(frame, 1, _is_eventfd)
+        os.set_blocking(doorbell, False)
         try:
             self.writer_info = read_document(frame, "table")
             self.table = PartitionTableReader.attach(self.writer_info["table"])
@@ -149,7 +152,7 @@ class SinkChannel:
     def __init__(self, control: FrameSocket, hello: Frame) -> None:
         """Map the memory that HELLO brings. Raises SharedObjectAbsent, LayoutMismatch, or PeerGone
         if the source is gone, belongs to another box or sent no HELLO."""
-        doorbell, arena, rings = take_descriptors(hello, 3)
+        doorbell, arena, rings = take_descriptors(hello, 3, _is_unix_socket)
         try:
             user = control.peer_user()
             named = read_document(hello, "source", "incarnation")
@@ -172,7 +175,7 @@ class SinkChannel:
             os.close(rings)
         self.descriptors = self.rings.descriptor_consumer(DESCRIPTOR)
         self.completions = self.rings.completion_producer(COMPLETION)
-        self._button = DoorbellButton(doorbell, self.arena.words, ARENA_SLEEPING_WORD)
+        self._button = SourceDoorbellButton(doorbell, self.arena.words, ARENA_SLEEPING_WORD)
         self._arena_words = self.arena.words
         self.memory = self.arena.memory
         self.size_bytes = len(self.memory)
@@ -263,21 +266,30 @@ class SinkChannel:
         self.arena.close()
 
 
-def take_descriptors(frame: Frame, count: int) -> tuple[int, ...]:
-    """Return the descriptors of HELLO or WELCOME; the first is an eventfd, which then never blocks.
-    Raises PeerGone for anything else, and closes them.
+def take_descriptors(frame: Frame, count: int, is_doorbell: Callable[[int], bool]) -> tuple[int, ...]:
+    """Return the descriptors of HELLO or WELCOME, the first a doorbell. Raises PeerGone for anything
+    else, and closes them.
 
     Fewer arrive if the receiver had no free descriptor: the kernel drops what it cannot install.
     """
     if len(frame.descriptors) != count:
         close_descriptors(frame)
         raise PeerGone(f"a greeting carried {len(frame.descriptors)} descriptors, not {count}: doorbell, arena and rings, or the doorbell alone")
-    doorbell = frame.descriptors[0]
-    if os.readlink(f"/proc/self/fd/{doorbell}") != "anon_inode:[eventfd]":
+    if not is_doorbell(frame.descriptors[0]):
         close_descriptors(frame)
-        raise PeerGone("a greeting carried a descriptor that is no eventfd")
-    os.set_blocking(doorbell, False)
+        raise PeerGone("a greeting carried a descriptor that is no doorbell")
     return frame.descriptors
+
+
+def _is_eventfd(descriptor: int) -> bool:
+    return os.readlink(f"/proc/self/fd/{descriptor}") == "anon_inode:[eventfd]"
+
+
+def _is_unix_socket(descriptor: int) -> bool:
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        return False
+    with socket.socket(fileno=os.dup(descriptor)) as opened:
+        return opened.family == socket.AF_UNIX and opened.type == socket.SOCK_STREAM
 
 
 def _is_name(name: object) -> bool:

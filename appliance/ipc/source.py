@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from appliance.base.layout import BoxLayout
 from appliance.shm.arena import SLEEPING_WORD, WATCHING_WORD, Arena
-from appliance.shm.doorbell import Doorbell
+from appliance.shm.doorbell import SourceDoorbell
 
 
 class Source:
@@ -21,7 +21,7 @@ class Source:
         self.incarnation = incarnation
         self.ring_entries = ring_entries
         self.arena = Arena.create(layout.shared_memory_name("arena", name, incarnation), arena_bytes, incarnation)
-        self.doorbell = Doorbell(self.arena.shared.words, SLEEPING_WORD)
+        self.doorbell = SourceDoorbell(self.arena.shared.words, SLEEPING_WORD)
 
     def watch_rows(self, watching: bool) -> None:
         """Set whether changes of rows ring our doorbell."""

@@ -24,7 +24,7 @@ from appliance.ipc.proxies import LogWriterProxies
 from appliance.ipc.source import Source
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
-from appliance.shm.doorbell import Doorbell, DoorbellButton
+from appliance.shm.doorbell import Doorbell, SourceDoorbellButton
 from appliance.shm.partition_table import DISK_ONLINE, SLEEPING_WORD, PartitionTableWriter
 from appliance.shm.ring import RingPair
 from services.log_writer.previous_incarnations import PreviousTables
@@ -116,7 +116,7 @@ LOG_WRITER_STEPS: dict[str, Callable[[], None]] = {
     "after WELCOME": lambda: die_after(ChannelAcceptor, "_on_frame"),
     "after taking descriptors": lambda: die_before(LogWriterSide, "execute", IN_TRAFFIC),
     "between entry and tail": lambda: die_between_entry_and_tail(RingPair, "completion_producer"),
-    "after completions, before the bell": lambda: die_before(DoorbellButton, "ring_if_sleeping", IN_TRAFFIC),
+    "after completions, before the bell": lambda: die_before(SourceDoorbellButton, "ring_if_sleeping", IN_TRAFFIC),
 }
 
 

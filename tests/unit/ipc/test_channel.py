@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -82,11 +83,12 @@ def test_each_side_rings_the_other_only_when_it_sleeps(handshake: Handshake) -> 
     channel.on_welcome(*handshake.source_control.receive())
     for bell, ring in ((handshake.bell, channel.ring), (handshake.source.doorbell, sink.ring)):
         ring()
-        with pytest.raises(BlockingIOError):
-            os.eventfd_read(bell.fileno())
+        assert select.select([bell], [], [], 0)[0] == []
         bell.prepare_to_sleep()
         ring()
-        assert os.eventfd_read(bell.fileno()) == 1
+        assert select.select([bell], [], [], 0)[0] == [bell]
+        bell.drain()
+        assert select.select([bell], [], [], 0)[0] == []
     assert not sink.watches_rows()
     handshake.source.watch_rows(True)
     assert sink.watches_rows()
@@ -171,7 +173,7 @@ def test_rings_that_do_not_begin_empty_are_not_mapped(word: int, handshake: Hand
 def test_a_hello_that_is_none_is_a_hang_up(payload: bytes, handshake: Handshake) -> None:
     before = open_descriptors()
     with pytest.raises(PeerGone):
-        SinkChannel(handshake.sink_control, Frame(HELLO, 0, payload, tuple(os.eventfd(0) for _ in range(3))))
+        SinkChannel(handshake.sink_control, Frame(HELLO, 0, payload, tuple(socket.socket(socket.AF_UNIX).detach() for _ in range(3))))
     assert open_descriptors() <= before
 
 
@@ -188,19 +190,48 @@ def test_a_hello_that_names_no_names_is_a_hang_up(wrong: dict[str, Any], handsha
     channel.close()
 
 
-def test_a_doorbell_is_an_eventfd_and_never_blocks(handshake: Handshake) -> None:
+@pytest.mark.parametrize("case", ["a pipe", "an eventfd", "a datagram socket", "a network socket"])
+def test_the_doorbell_of_a_source_is_a_unix_socket(case: str, handshake: Handshake) -> None:
     channel = handshake.greet()
     hello = handshake.hello()
     reading, writing = os.pipe()
+    made = {"a pipe": os.dup(writing), "an eventfd": os.eventfd(0)}
+    made |= {"a datagram socket": socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).detach(), "a network socket": socket.socket().detach()}
     before = open_descriptors()
-    with pytest.raises(PeerGone, match="no eventfd"):
-        SinkChannel(handshake.sink_control, hello._replace(descriptors=(writing, *map(os.dup, hello.descriptors[1:]))))
-    assert open_descriptors() == before - {writing}
-    os.close(reading)
-    os.set_blocking(hello.descriptors[0], True)
+    with pytest.raises(PeerGone, match="no doorbell"):
+        SinkChannel(handshake.sink_control, hello._replace(descriptors=(made[case], *map(os.dup, hello.descriptors[1:]))))
+    assert open_descriptors() == before - {made.pop(case)}
+    for descriptor in (reading, writing, *made.values(), *hello.descriptors):
+        os.close(descriptor)
+    channel.close()
+
+
+@pytest.mark.parametrize("end", ["full", "closed"])
+def test_a_log_writer_never_waits_for_the_doorbell_of_a_source(end: str, handshake: Handshake) -> None:
+    """A source that does not drain it, whatever flags it sets, or has closed it."""
+    channel = handshake.greet()
+    hello = handshake.hello()
+    bell = handshake.source.doorbell
+    bell.prepare_to_sleep()
+    os.set_blocking(bell.button_descriptor, True)
+    if end == "closed":
+        os.close(os.dup(bell.descriptor))
+        with socket.socket(fileno=os.dup(bell.descriptor)) as ours:
+            ours.shutdown(socket.SHUT_RDWR)
     sink = SinkChannel(handshake.sink_control, hello)
-    assert not os.get_blocking(hello.descriptors[0])
+    for _ in range(2_000):
+        sink.ring()
     sink.close()
+    channel.close()
+
+
+def test_the_doorbell_of_a_log_writer_is_an_eventfd(handshake: Handshake) -> None:
+    channel = handshake.greet()
+    handshake.welcome()
+    (welcome,) = handshake.source_control.receive()
+    os.close(welcome.descriptors[0])
+    with pytest.raises(PeerGone, match="no doorbell"):
+        channel.on_welcome(welcome._replace(descriptors=(os.open(os.devnull, os.O_RDONLY),)))
     channel.close()
 
 

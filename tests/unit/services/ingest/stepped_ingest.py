@@ -183,8 +183,10 @@ class SteppedIngest:
         agent = process.agent
         agent.door.listening.close()
         # Also unaccepted connections: the kernel closes every socket of a dead process.
-        for control in agent.door.connections:
+        for control, channel in agent.door.connections.items():
             control.close()
+            if channel is not None:
+                channel._button.close()
         agent.directory.abandon()  # nothing, where the disk was offline
         process.context.poller.close()
         self._kept.append(process)
