@@ -30,7 +30,7 @@ def drawing(title: str) -> dict[str, int]:
 
 def words_of(module: ModuleType) -> set[str]:
     """Names of words that a module defines, not those it imports."""
-    source = Path(str(module.__file__)).read_text()
+    source = Path(ROOT, f"{module.__name__.replace('.', '/')}.py").read_text()
     return set(re.findall(r"^([A-Z_]+_WORD)\b(?=.* =)", source, re.MULTILINE))
 
 

@@ -71,7 +71,7 @@ def side(counters: Counters) -> Iterator[_Side]:
         yield side
         for sock in side.socks:
             sock.close()
-        side.receiver.__dict__.clear()  # its views of the arena
+        del side.receiver  # its views of the arena
         arena.close()
 
 
