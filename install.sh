@@ -124,6 +124,17 @@ ensure_java() {
 # ensure_classes: what ZooKeeper loads, as a file, so that it starts faster; once for each .venv. Without it everything works, too.
 ensure_classes() { [ "$VENV/share/millrace/zookeeper-classes.jsa" -nt "$ROOT/appliance/cluster/zookeeper_server.py" ] || "$VENV/bin/python" -P -m services.zookeeper.zookeeper_classes >&2 || true; }
 
+# ensure_compiled: the produce path, compiled from these sources (appliance/base/compiled.py). Where that cannot be done, everything works, too.
+ensure_compiled() {
+    local python=("$VENV/bin/python" -B "$ROOT/install/compile_modules.py") status=0
+    case ${MILLRACE_PURE:-0} in 0) ;; *) return ;; esac
+    "${python[@]}" --check "$ROOT" "$VENV" >&2 || status=$?
+    [ "$status" = 2 ] || return "$status"
+    "$VENV/bin/python" -c 'import mypyc, setuptools' 2>/dev/null || { locked_for_venv only compiled && pip_install --no-deps --require-hashes -r "$VENV/locked"; } || { say "not compiled: mypy could not be installed"; return 1; }
+    say "compiling the produce path, once for these sources (35 s of a processor; MILLRACE_PURE=1 leaves it out) …"
+    nice "${python[@]}" "$ROOT" "$VENV" >&2
+}
+
 # locked_for_venv select|only [EXTRA…]: writes .venv/locked, the packages of requirements.lock with their SHA-256.
 locked_for_venv() { "$VENV/bin/python" -B "$ROOT/install/lock.py" "$@" >"$VENV/locked"; }
 
@@ -189,6 +200,7 @@ run() {
         *" --zookeeper "* | *" --zookeeper="* | *" --help "*) ;;
         *) ensure_java run && ensure_classes ;;
     esac
+    ensure_compiled || true
     unlock
     exec "$VENV/bin/millrace" run "$@"
 }
@@ -332,6 +344,17 @@ skips() {
         }'
 }
 
+# What tests of the compiled modules need.
+# shellcheck disable=SC2329  # called through `beside`
+compiled_modules() { ensure_compiled || SKIPPED+=("tests on compiled modules: see above"); }
+
+# The unit tests of what is compiled, on the compiled modules. The excluded file puts a stand-in in the place of a compiled class.
+# shellcheck disable=SC2329  # called through `step`
+tests_on_compiled() {
+    local areas=(tests/unit/{ipc,protocol,records,shm} tests/unit/services/{acceptor,log_writer} tests/unit/storage/test_append_plan.py)
+    MILLRACE_PURE=0 tests "$@" --ignore=tests/unit/services/acceptor/test_replicated_produces.py "${areas[@]}"
+}
+
 # pytest with 5 ("nothing selected") not a failure.
 # shellcheck disable=SC2329  # called through `step`
 tests() { "$VENV/bin/python" -m pytest -q -rs "$@" || [ $? = 5 ]; }
@@ -376,10 +399,12 @@ run_tests() {
     export PATH="$VENV/bin:$PEERS/bin:$PATH" PYTHONDONTWRITEBYTECODE=
     [ -z "$deep" ] || export MILLRACE_DEEP=1
     beside clients_and_judges "$deep"
+    beside compiled_modules
     compile_tests 9<&- & local compiling=$! # without the lock
     if [ -n "$setup" ]; then
         wait "$compiling" || true
         join clients_and_judges
+        join compiled_modules
         unlock
         say "SET UP: .venv has what the tests need; $([ ${#SKIPPED[@]} = 0 ] && echo "nothing skipped" || { printf 'skipped: '; printf '%s; ' "${SKIPPED[@]}"; })"
         return
@@ -410,10 +435,13 @@ run_tests() {
     local coverage=(-p tests.support.branch_coverage --branch-coverage "$VENV/log/coverage")
     step "fast and slow tests" tests "${several[@]}" "${coverage[@]}" -m "not system and not alone and not spark"
     join types
+    join compiled_modules
+    [ ! -e "$VENV/compiled" ] || step "compiled modules" tests_on_compiled "${several[@]}" -m "not slow and not system"
     beside branch_coverage # reads the whole product: nine seconds of a processor
     # Boxes wait more than they compute.
     step "system tests" tests -n "$((workers < 2 ? 2 : 4))" "${SIDE_BY_SIDE[@]}" --word mark.system -m "system and not alone and not spark"
     join branch_coverage
+    [ -z "$deep" ] || [ ! -e "$VENV/compiled" ] || MILLRACE_PURE=0 step "system tests on compiled modules" tests -n 2 "${SIDE_BY_SIDE[@]}" --word mark.system -m "system and not alone and not spark"
     # Two processes, each with one JVM, whatever the machine has: a session costs seconds, and waits half of its time.
     step "tests of Spark" tests -n 2 "${SIDE_BY_SIDE[@]}" --word spark -m spark
     kill -STOP -- "-$fuzzers" 2>/dev/null || true

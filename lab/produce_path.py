@@ -18,6 +18,7 @@ from typing import NamedTuple
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from appliance.base.compiled import PURE_VARIABLE
 from lab.running_box import ROOT, start_box
 
 BIN_NS = 10_000_000
@@ -78,7 +79,7 @@ def path_of_one_produce(directory: Path) -> ProducePath:
     hook.mkdir()
     out.mkdir()
     (hook / "sitecustomize.py").write_text(TRACE)
-    variables = {"PYTHONPATH": f"{hook}:{ROOT}", "PRODUCE_PATH_ROOT": str(ROOT), "PRODUCE_PATH_OUT": str(out)}
+    variables = {"PYTHONPATH": f"{hook}:{ROOT}", PURE_VARIABLE: "1", "PRODUCE_PATH_ROOT": str(ROOT), "PRODUCE_PATH_OUT": str(out)}
     box = start_box(directory / "box", disks=1, wrapper=["env", *(f"{name}={value}" for name, value in variables.items())])
     spans: list[tuple[int, int]] = []
     try:

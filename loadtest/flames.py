@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from appliance.base.compiled import PURE_VARIABLE
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Say
 from loadtest.benchmarks import BENCHMARKS
 from loadtest.flame_graph import draw_flame_graph, where_time_goes
@@ -55,6 +57,7 @@ def main(arguments: Sequence[str], say: Say) -> int:
     if program is None:
         say("py-spy is not there: .venv/bin/python -m pip install -e '.[test,bench]'")
         return 1
+    os.environ[PURE_VARIABLE] = "1"  # compiled modules show no functions
     failed = False
     with tempfile.TemporaryDirectory(prefix="millrace-flames-", dir=options.scratch) as scratch:
         for name in options.names or LOADS:

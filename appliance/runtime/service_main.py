@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable
 
 from appliance.base.clock import SystemClock
+from appliance.base.compiled import COMPILED_GAUGE, is_compiled
 from appliance.base.errors import StepsDown
 from appliance.base.invariants import InvariantViolation
 from appliance.base.layout import RUNTIME_VARIABLE, BoxLayout
@@ -183,6 +184,7 @@ def _make_context(process_name: str, instance: str, log: Logger) -> ServiceConte
     counters = Counters.create_or_adopt(layout, process_name, incarnation, clock.wall_ms())
     counters.beat(incarnation)
     counters.counter("runtime.starts").add()
+    counters.gauge(COMPILED_GAUGE).set(int(is_compiled()))
     log.dropped_counter = counters.counter(DROPPED_COUNTER)
     return ServiceContext(
         layout=layout,

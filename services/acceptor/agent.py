@@ -94,7 +94,8 @@ class AcceptorAgent:
         authorizer = authorizer_of(box)
         if authorizer is not None:
             # Here, not above: acceptors without an authorizer do without these modules and the schemas that they import.
-            from services.acceptor.authorization.authorized_requests import AuthorizedDispatch, AuthorizedFetchHandler, AuthorizedProduceHandler
+            from services.acceptor.authorization.authorized_produce import AuthorizedProduceHandler
+            from services.acceptor.authorization.authorized_requests import AuthorizedDispatch, AuthorizedFetchHandler
             from services.acceptor.authorization.request_judge import RequestJudge
 
             judge: RequestJudge | None = RequestJudge(self._view)

@@ -41,6 +41,7 @@ PROCESSES = (
     gauge("process_pss_bytes", "process.pss_bytes", "Its proportional share of memory (PSS, arenas included), read every 10 s; 0 before."),
     gauge("process_resident_bytes", "process.resident_bytes", "Its resident memory; what is shared with other processes counts in full."),
     _found("process_heartbeat_age_seconds", "Time since its duty cycle turned for the last time.", ("process",)),
+    gauge("process_compiled", "runtime.compiled", "1 if it uses the compiled modules of the produce path, 0 if it is pure Python."),
     counter("process_starts", "runtime.starts", "Starts of this process since the box started; restarts are one less."),
     gauge("process_failed_starts", "runtime.failed_starts", "Starts in a row that ended before the process served; each delays the next one longer."),
     counter("process_restarts", "supervisor.restarts", "Times that `millrace run` started the process again after it had ended by itself."),

@@ -1,4 +1,4 @@
-"""Produce, Fetch and dispatch with an authorizer: the same as without one, and a check before each partition.
+"""Fetch and dispatch with an authorizer: the same as without one, and a check before each partition.
 
 Acceptors without an authorizer use the base classes, so the check costs them nothing. With one, a partition costs
 one look-up in a dict of decisions. Owned by one acceptor.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from appliance.base.errors import ErrorCode
 from appliance.protocol.fetch import CONSUMER_REPLICA_ID, TOPIC_IDS_SINCE, FetchPartitionResult
-from appliance.protocol.produce import ProducePartition
 from appliance.security.acl import AclOperation, AclResource
 from appliance.security.authorizer import Authorizer
 from services.acceptor.connection import Connection
@@ -16,7 +15,6 @@ from services.acceptor.dispatch import Dispatch, Handler
 from services.acceptor.fetch.partition_read import PartitionRead
 from services.acceptor.handlers.fetch import FetchHandler
 from services.acceptor.handlers.produce import ProduceHandler
-from services.acceptor.produce.produce_answers import PendingProduce
 from services.acceptor.request_memory import ArenaSlot
 
 
@@ -32,25 +30,6 @@ class AuthorizedDispatch(Dispatch):
             origin = connection.origin
             connection.rights = self._authorizer.rights_of(str(origin.principal), connection.address, origin.is_privileged)
         return super().on_request(connection, buffer, position, limit, body_slot)
-
-
-class AuthorizedProduceHandler(ProduceHandler):
-    """WRITE on the transactional id, then on each topic."""
-
-    def _offer(self, pending: PendingProduce, index: int, partition: ProducePartition, position: int, slot: ArenaSlot, charged: set[str]) -> None:
-        rights = pending.reply.connection.rights
-        transactional_id = pending.transactional_id
-        if rights is None:
-            code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        elif transactional_id is not None and not rights.allows(AclOperation.WRITE, AclResource.TRANSACTIONAL_ID, transactional_id):
-            code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-        elif not rights.allows(AclOperation.WRITE, AclResource.TOPIC, partition.topic):
-            code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        else:
-            super()._offer(pending, index, partition, position, slot, charged)
-            return
-        slot.release()
-        self._refuse(pending, index, partition, code, "")
 
 
 class AuthorizedPartitionRead(PartitionRead):
