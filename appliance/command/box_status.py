@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from appliance.base.clock import Clock, SystemClock
+from appliance.base.compiled import COMPILED_GAUGE
 from appliance.base.errors import MillraceError
 from appliance.base.layout import BoxLayout
 from appliance.base.settings import default_settings, load_box
@@ -130,10 +131,12 @@ class ProcessStatus(NamedTuple):
     words: str = ""
     memory: Memory | None = None
     """None: not asked, or not allowed to."""
+    is_compiled: bool | None = None
+    """Whether it uses the compiled modules; None if it has no counters."""
 
     def document(self) -> dict[str, Any]:
         described = {"name": self.name, "pid": self.pid, "state": self.state, "since": self.since_ms, "restarts": self.restarts, "words": self.words}
-        return described | {"memory": None if self.memory is None else self.memory.document()}
+        return described | {"compiled": self.is_compiled, "memory": None if self.memory is None else self.memory.document()}
 
 
 OLD_COPY = {1: ", restored from a copy", 2: ", newer than the state directory"}
@@ -286,11 +289,14 @@ def ask_supervisor(layout: BoxLayout) -> list[dict[str, Any]] | None:
 def describe_processes(supervised: list[dict[str, Any]] | None, counters: dict[str, CounterSnapshot]) -> list[ProcessStatus]:
     """The supervisor's word where it has one; what a process says of its own state goes before "running"."""
     if supervised is None:
-        return [_unsupervised(snapshot) for _, snapshot in sorted(counters.items())]
-    return [
-        ProcessStatus(known["name"], known.get("pid"), known["state"], known.get("since"), known.get("restarts"), known.get("status", ""))
-        for known in supervised
-    ]
+        described = [_unsupervised(snapshot) for _, snapshot in sorted(counters.items())]
+    else:
+        described = [
+            ProcessStatus(known["name"], known.get("pid"), known["state"], known.get("since"), known.get("restarts"), known.get("status", ""))
+            for known in supervised
+        ]
+    marks = {name: snapshot.values.get(COMPILED_GAUGE) for name, snapshot in counters.items()}
+    return [process._replace(is_compiled=None if (mark := marks.get(process.name)) is None else bool(mark)) for process in described]
 
 
 def _unsupervised(snapshot: CounterSnapshot) -> ProcessStatus:

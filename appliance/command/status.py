@@ -68,6 +68,7 @@ def print_status(found: FoundBox, gathered: BoxStatus, now_ms: int) -> None:
     )
     if gathered.memory is not None:
         print_memory(gathered.memory)
+    print(code_line(gathered.processes))
     print()
     print_table(
         [Column("disk"), Column("state"), Column("free", is_number=True), Column("total", is_number=True), Column("path")],
@@ -140,6 +141,14 @@ def senders_line(senders: KnownSenders) -> str:
     shown = [f"{known.host} (for {duration_text(known.silent_ms(senders.now_ms) / 1000)})" for known in senders.silent[:SILENT_SHOWN]]
     more = f" and {len(senders.silent) - SILENT_SHOWN} more" if len(senders.silent) > SILENT_SHOWN else ""
     return f"{words}; silent: {', '.join(shown)}{more}; see `millrace ingest status --senders`"
+
+
+def code_line(processes: list[ProcessStatus]) -> str:
+    """Whether the processes use the compiled modules of the produce path; those that do not, if some do."""
+    pure = [process.name for process in processes if process.is_compiled is False]
+    if not any(process.is_compiled for process in processes):
+        return "produce path: pure Python"
+    return "produce path: compiled" + (f", but pure Python in {', '.join(pure)}" if pure else "")
 
 
 def print_memory(memory: BoxMemory) -> None:

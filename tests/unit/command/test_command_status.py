@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from appliance.base.clock import ManualClock
+from appliance.base.compiled import COMPILED_GAUGE
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage, write_image
@@ -114,7 +115,7 @@ def test_a_status_says_what_shared_memory_image_and_supervisor_know(box: StatusB
     process = {"name": "log-writer@d0", "pid": 7, "state": "serving", "since": 123, "restarts": 2}
     answer_as_supervisor(box.layout, {"processes": [process]})
     document = gather(box.layout, box.box, before, box.read()).document()
-    assert document["processes"] == [process | {"words": "", "memory": document["processes"][0]["memory"]}]
+    assert document["processes"] == [process | {"words": "", "compiled": None, "memory": document["processes"][0]["memory"]}]
     assert document["disks"] == [{"name": "d0", "path": "/srv/d0", "state": "online", "free_bytes": 5_000, "total_bytes": 9_000, "draining": False}]
     assert document["moves"] == []
     assert document["topics"] == [{"name": "syslog", "partitions": 1, "records": 30, "bytes": 7_000, "bytes_are_whole": True, "problems": {}}]
@@ -207,6 +208,7 @@ def test_a_person_gets_four_short_tables(box: StatusBox, capsys: pytest.CaptureF
         "memory (PSS) of all Python processes: 4.0 MiB without arenas (3.0 MiB their own, 1.0 MiB tables, rings and counters), 1.0 GiB with them;"
         " of the JVM: 7.0 MiB",
         "without log-writer@d1, which could not be read: only root and the box's user may read them, and a process that waits for its disk does not answer",
+        "produce path: pure Python",
         "",
         "DISK  STATE   FREE  TOTAL  PATH",
         "d0    online     -      -  /srv/d0",
@@ -315,6 +317,18 @@ def test_missing_boxes_members_and_a_dead_controller_are_named(box: StatusBox, c
     shown = capsys.readouterr().out
     assert "not registered, although partitions have replicas there: 3" in shown and "the controller of this box does not run" in shown
     assert document["zookeeper_missing"] in shown
+
+
+def test_status_says_which_processes_use_the_compiled_modules(box: StatusBox, capsys: pytest.CaptureFixture[str]) -> None:
+    acceptor = Counters.create_or_adopt(box.layout, "acceptor@0", 1, 0)
+    for compiled, words in (((0, 0), "pure Python"), ((1, 1), "compiled"), ((1, 0), "compiled, but pure Python in log-writer@d0")):
+        acceptor.gauge(COMPILED_GAUGE).set(compiled[0])
+        box.counters.gauge(COMPILED_GAUGE).set(compiled[1])
+        gathered = gather(box.layout, box.box, box.read(), box.read())
+        assert [each["compiled"] for each in gathered.document()["processes"]] == list(map(bool, compiled))
+        print_status(FoundBox(box.layout, box.box), gathered, box.clock.wall_ms())
+        assert f"\nproduce path: {words}\n" in capsys.readouterr().out
+    acceptor.close()
 
 
 def test_a_long_story_of_a_process_does_not_push_the_table_off_the_screen() -> None:
