@@ -351,7 +351,7 @@ compiled_modules() { ensure_compiled || SKIPPED+=("tests on compiled modules: se
 # The unit tests of what is compiled, on the compiled modules. The excluded file puts a stand-in in the place of a compiled class.
 # shellcheck disable=SC2329  # called through `step`
 tests_on_compiled() {
-    local areas=(tests/unit/{ipc,protocol,records,shm} tests/unit/services/{acceptor,log_writer} tests/unit/storage/test_log.py)
+    local areas=(tests/unit/{ipc,records,shm} tests/unit/protocol/test_{framing,hostile_requests,request_headers}.py tests/unit/services/{acceptor,log_writer} tests/unit/storage/test_log.py)
     MILLRACE_PURE=0 tests "$@" --ignore=tests/unit/services/acceptor/test_replicated_produces.py "${areas[@]}"
 }
 
