@@ -46,3 +46,18 @@ echo "passed ${RESULTS[*]}, failed ${FAILED[*]}"
     answer = run_functions(tmp_path, code)
     assert answer.lines[-1] == "passed types 1 s, failed killed clients"
     assert list((tmp_path / "scratch" / "venv").iterdir()) == []
+
+
+def test_a_run_compiles_nothing_where_it_cannot_or_should_not(tmp_path: Path) -> None:
+    code = """
+VENV=$SCRATCH/venv
+mkdir -p "$VENV/bin"
+printf '#!/bin/sh\\necho "not compiled: no compiler"; echo "$*" >>"%s/calls"; exit 1\\n' "$SCRATCH" >"$VENV/bin/python"
+chmod +x "$VENV/bin/python"
+MILLRACE_PURE=1 ensure_compiled && echo wanted pure
+MILLRACE_PURE=0 ensure_compiled || echo "could not: $?"
+"""
+    answer = run_functions(tmp_path, code)
+    assert answer.lines == ["wanted pure", "not compiled: no compiler", "could not: 1"]
+    (call,) = (tmp_path / "scratch/calls").read_text().splitlines()
+    assert "compile_modules.py --check " in call
