@@ -2,9 +2,10 @@
 
 ROOT is the tree, PREFIX the virtual environment whose processes will use them. Run by a Python with
 the packages of the extra `compiled`. Needs a C compiler and Python's headers; 35 s of a processor
-and 0.4 GB of memory. If it cannot, it says why in a line, leaves no compiled modules and exits with
-1: all processes then use the sources. What it makes is seen whole or not at all. `--check` before
-ROOT makes nothing, and exits with 2 if there is something to make.
+and 0.4 GB of memory. Without them it says so in a line and exits with 1, if mypyc or the compiler
+fails, with 3; then no compiled modules are left, and all processes use the sources. What it makes
+is seen whole or not at all. `--check` before ROOT makes nothing, and exits with 2 if there is
+something to make.
 """
 
 from __future__ import annotations
@@ -101,12 +102,12 @@ def main(root: Path, prefix: Path, only_check: bool = False) -> int:
             done = subprocess.run([python, "-P", "-c", *words], cwd=root, capture_output=True, text=True, check=False)
             if done.returncode:
                 print(f"not compiled: {' / '.join((done.stdout + done.stderr).strip().splitlines()[-3:])}; all processes run as pure Python")
-                return 1
+                return 3
         (library / compiled.SOURCES_FILE).write_text(text)
         library.rename(target)
     if not compiled.fits(str(target), str(root)):
         print("not compiled: a source has changed meanwhile; all processes run as pure Python until this is repeated")
-        return 1
+        return 3
     return 0
 
 
