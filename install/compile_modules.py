@@ -11,6 +11,7 @@ something to make.
 from __future__ import annotations
 
 import ast
+import fcntl
 import os
 import shutil
 import subprocess
@@ -92,6 +93,9 @@ def main(root: Path, prefix: Path, only_check: bool = False) -> int:
         return 1
     if only_check:
         return 2
+    fcntl.flock(os.open(prefix, os.O_RDONLY), fcntl.LOCK_EX)  # until this process ends
+    if compiled.fits(str(target), str(root)):
+        return 0  # another one has made them meanwhile
     for left in (target, *prefix.glob(f"{TEMPORARY}*")):  # of an interrupted run
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=prefix) as directory:
