@@ -82,7 +82,7 @@ def test_a_request_is_from_a_box_by_its_client_id_and_address(address: str, clie
     ours, theirs = socket.socketpair()
     link = _Link(None)
     connection = Connection(PlainTransport(ours), address, 0)
-    handler = ForwardedHandler(cast(Any, link), lambda _connection: None, None, lambda asked: asked == "::1")
+    handler = ForwardedHandler(cast(Any, link), lambda _connection: None, None, lambda asked: asked.address == "::1")
     handler.handle(connection, RequestHeader(ApiKey.CREATE_TOPICS, 7, 7, client_id, 0), memoryview(b""), 0)
     origin = unpack_kafka_request(link.asked[0]).origin
     assert origin.is_from_box == is_from_box and origin.principal == ANONYMOUS
