@@ -162,4 +162,6 @@ def test_a_box_alone_needs_no_plaintext_listener() -> None:
     listeners, problems = plan_listeners(settings, {}, DEFAULT, is_alone=True)
     assert (problems, [each.name for each in listeners]) == ([], ["CLIENTS"])
     _, problems = plan_listeners(settings, {}, DEFAULT)
-    assert problems == ["listeners has no PLAINTEXT listener, through which the boxes of a cluster connect; add one, or set inter.broker.listener.name to an SSL one"]
+    assert problems == [
+        "listeners has no PLAINTEXT listener, through which the boxes of a cluster connect; add one, or set inter.broker.listener.name to an SSL one"
+    ]
