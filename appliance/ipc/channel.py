@@ -180,6 +180,9 @@ class SinkChannel:
         self.memory = self.arena.memory
         self.size_bytes = len(self.memory)
         self.capacity = self.rings.capacity
+        self.own_bell = -1
+        """An eventfd by which this source alone rings; -1: it rings the log-writer's."""
+        self.mapped_bytes = self.size_bytes + len(self.rings.shared.memory)
         self.completed: Counter | None = None
         """Counts records whose completion was published, for a source whose next incarnation wants
         to know what it did not read (`ChannelAcceptor`)."""
@@ -262,6 +265,9 @@ class SinkChannel:
         """Unmap arena and rings."""
         self.control.close()
         self._button.close()
+        if self.own_bell >= 0:
+            os.close(self.own_bell)
+            self.own_bell = -1
         self.rings.close()
         self.arena.close()
 

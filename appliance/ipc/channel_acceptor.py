@@ -10,6 +10,7 @@ sends HELLO keeps its connection; only processes of the box can.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 from collections.abc import Callable
@@ -21,7 +22,8 @@ import orjson
 from appliance.ipc.channel import HELLO, REFUSED, WELCOME, ChannelBroken, SinkChannel
 from appliance.ipc.frames import Frame, FrameSocket, PeerGone, Registry, accept, close_descriptors, is_trusted_user, listen_unix
 from appliance.shm.counters import Counters
-from appliance.shm.mapping import LayoutMismatch, SharedObjectAbsent
+from appliance.shm.doorbell import drain
+from appliance.shm.mapping import LayoutMismatch, SharedObjectAbsent, sealed_bytes_max
 
 HELLO_BYTES_MAX = 1 << 16
 CONNECTIONS_MAX = 256
@@ -76,8 +78,7 @@ class ChannelAcceptor:
         """Stop listening and close all channels."""
         self.shut()
         for control, channel in self.connections.items():
-            self._registry.unregister(control.fileno())
-            (channel or control).close()
+            self._release(control, channel)
         self.connections.clear()
         self.channels.clear()
 
@@ -153,9 +154,25 @@ class ChannelAcceptor:
                 self._forget(other, "its next incarnation has connected")
         self.connections[control] = channel
         self.channels.append(channel)
+        if sum(each.mapped_bytes for each in self.channels if each.is_restricted) > sealed_bytes_max():
+            self.refuse(ChannelBroken(channel, f"{channel.source} brings more memory than arenas and rings may have"))
+            return
         completed = 0 if channel.completed is None else channel.completed.value
-        control.send(WELCOME, 0, orjson.dumps({**self._describe(), "completed": completed}), (self._doorbell,))
+        control.send(WELCOME, 0, orjson.dumps({**self._describe(), "completed": completed}), (self._bell_for(channel),))
         self._watch(control)
+
+    def _bell_for(self, channel: SinkChannel) -> int:
+        """Return the eventfd by which a source rings. One that may be taken over has its own: it
+        could take the rings of others, or hold them."""
+        if not channel.is_restricted:
+            return self._doorbell
+        try:
+            bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError as error:
+            raise PeerGone(f"no doorbell for {channel.source}: {error.strerror}") from error
+        channel.own_bell = bell
+        self._registry.register(bell, select.EPOLLIN, lambda _events: drain(bell))
+        return bell
 
     def _watch(self, control: FrameSocket) -> None:
         self._registry.modify(control.fileno(), _INTEREST | (select.EPOLLOUT if control.wants_write else 0))
@@ -170,13 +187,18 @@ class ChannelAcceptor:
 
     def _forget(self, control: FrameSocket, reason: str) -> None:
         """Drop a source: its unread descriptors are discarded."""
-        self._registry.unregister(control.fileno())
         channel = self.connections.pop(control)
         if channel is None:
-            control.close()
+            self._release(control, None)
             return
         self.channels.remove(channel)
         with suppress(ChannelBroken):
             self._dropped.add(len(channel.take(channel.rings.capacity)))  # once: a live source may go on offering
-        channel.close()
+        self._release(control, channel)
         self._on_gone(channel, reason)
+
+    def _release(self, control: FrameSocket, channel: SinkChannel | None) -> None:
+        self._registry.unregister(control.fileno())
+        if channel is not None and channel.own_bell >= 0:
+            self._registry.unregister(channel.own_bell)
+        (channel or control).close()

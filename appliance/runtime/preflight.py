@@ -181,7 +181,7 @@ def shared_memory_problem(need: SharedMemoryNeed, free_bytes: int, sealed_max: i
     arenas and rings may have, or None."""
     if sealed_max < need.sealed:
         return (
-            f"arenas and rings need {_mib(need.sealed)} MiB, more than half of this machine's memory ({sealed_max >> 20} MiB);"
+            f"arenas and rings need {_mib(need.sealed)} MiB, more than half of the memory of this machine or container ({sealed_max >> 20} MiB);"
             " set acceptor.arena.bytes and ingest.arena.bytes lower"
         )
     if free_bytes >= need.total:

@@ -4,8 +4,8 @@ finds it full would restart for ever.
 The sum covers all objects of a start, and those that the next incarnation of one process creates
 while others still map the old ones: the memory of a log-reader, and a table per disk (all
 log-writers may restart at once). Arenas and rings of sources are memory files, which /dev/shm does
-not limit: they may have half of the machine's memory. Pure; the sizes are those of `appliance/shm`.
-Weak: other programs may fill /dev/shm after the check.
+not limit: they may have half of the memory of the machine or container. Pure; the sizes are those
+of `appliance/shm`. Weak: other programs may fill /dev/shm after the check.
 
 Detects that another program deleted objects of this process in /dev/shm, and restarts the
 affected processes one after the other.

@@ -23,6 +23,15 @@ _COUNT = [bytearray(8)]
 _DRAIN_BYTES = 4096
 
 
+def drain(descriptor: int) -> None:
+    """Reset an eventfd. Producers share its flags and could make it block, so this read does not
+    depend on them (Linux 5.8)."""
+    try:
+        os.preadv(descriptor, _COUNT, -1, os.RWF_NOWAIT)
+    except BlockingIOError:
+        pass
+
+
 class Doorbell:
     """The consumer's side: the eventfd to wait on, and the sleeping flag in memory that its
     producers map."""
@@ -49,12 +58,8 @@ class Doorbell:
         self._words[self._sleeping_index] = 0
 
     def drain(self, _events: int = 0) -> None:
-        """Reset the eventfd (a callback of the poller). Producers share its flags and could make it
-        block, so this read does not depend on them."""
-        try:
-            os.preadv(self.descriptor, _COUNT, -1, os.RWF_NOWAIT)
-        except BlockingIOError:
-            pass
+        """Reset the eventfd (a callback of the poller)."""
+        drain(self.descriptor)
 
     def close(self) -> None:
         os.close(self.descriptor)

@@ -94,6 +94,9 @@ _SHARED_MEMORY_DIRECTORY = "/dev/shm"
 _OF_NETWORK = re.compile(r"/millrace\.[^.]+\.(counters\.(acceptor|ingest|console)(@.*)?|quotas\..*)")
 """Names that processes which face the network create; the others are of the other user."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_MFD_NOEXEC_SEAL = 8
+CONTAINER_LIMIT = "/sys/fs/cgroup/memory.max"
+"""Only the root of a container's control groups has it, not the machine's."""
 _OWN: dict[str, int] = {}
 """Inode by name of each object that this process owns, as long as no other program deletes it."""
 
@@ -172,16 +175,18 @@ class SharedObject:
         its size, and `name` is shown in /proc only. Raises SharedMemoryFull, also for more than
         `sealed_bytes_max`."""
         size_bytes = _whole_pages(size_bytes)
-        descriptor = os.memfd_create(name.lstrip("/"), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        descriptor = -1
         try:
             if size_bytes > sealed_bytes_max():
-                raise OSError(errno.ENOMEM, "more than half of the machine's memory")
+                raise OSError(errno.ENOMEM, "more than half of the memory of the machine or container")
+            descriptor = _memory_file(name.lstrip("/"))
             os.ftruncate(descriptor, size_bytes)
             os.posix_fallocate(descriptor, 0, size_bytes)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
             mapped = mmap.mmap(descriptor, size_bytes)
         except OSError as error:
-            os.close(descriptor)
+            if descriptor >= 0:
+                os.close(descriptor)
             words = f"could not allocate {size_bytes >> 20} MiB of shared memory for {name}: {error.strerror}; make the arenas smaller"
             raise SharedMemoryFull(words) from error
         made = cls(name, mapped, True, descriptor)
@@ -361,9 +366,27 @@ def _whole_pages(size_bytes: int) -> int:
 
 
 def sealed_bytes_max() -> int:
-    """Return half of the machine's memory, the size that /dev/shm has by default: no file system
-    limits memory files."""
-    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
+    """Return half of the memory of the machine or container, the size that /dev/shm has by default:
+    no file system limits memory files."""
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+    try:
+        with open(CONTAINER_LIMIT, encoding="ascii") as file:
+            limit = file.read().strip()
+    except OSError:
+        limit = ""
+    return min(machine_bytes, int(limit) if limit.isdecimal() else machine_bytes) // 2
+
+
+def _memory_file(name: str) -> int:
+    """Return a new memory file that is never executed: where vm.memfd_noexec is 2, Linux makes no
+    others. Before 6.3 it does not know the flag."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        return os.memfd_create(name, flags | _MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return os.memfd_create(name, flags)
 
 
 def _is_rightful(name: str, status: os.stat_result) -> bool:

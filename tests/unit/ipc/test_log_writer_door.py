@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from appliance.base.layout import BoxLayout
+from appliance.ipc import channel as channel_module
+from appliance.ipc import channel_acceptor
 from appliance.ipc.channel import HELLO, ISR_CHANGES, REFUSED, WELCOME, ChannelBroken
 from appliance.ipc.frames import FrameSocket, PeerGone, connect_unix
 from appliance.shm.mapping import VERSION_WORD
@@ -193,4 +195,55 @@ def test_only_a_connected_source_receives_a_message(layout: BoxLayout, writer: S
     assert writer.door.send(source.source.name, ISR_CHANGES, b'{"changes":[{"topic":"u"}]}')
     source.turn()
     assert source.take_reported() == [("d0", [{"topic": "t"}, {"topic": "u"}])]
+    source.close()
+
+
+def test_a_source_that_may_be_taken_over_has_a_doorbell_of_its_own(layout: BoxLayout, writer: SteppedLogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a shared one it takes the rings of others, or holds them: it clears the flag, and fills the counter."""
+    before = open_descriptors()
+    trusted = SteppedSource(layout, name="controller")
+    connect(trusted, writer)
+    monkeypatch.setattr(channel_module, "is_trusted_user", lambda _user: False)
+    sources = [trusted, *(SteppedSource(layout, name=name) for name in ("acceptor@0", "acceptor@1"))]
+    for source in sources[1:]:
+        connect(source, writer)
+    buttons = [source.proxy.channel.button for source in sources if source.proxy.channel is not None]
+    hostile, other = (button.descriptor for button in (buttons[1], buttons[2]) if button is not None)
+    os.set_blocking(hostile, True)
+    os.eventfd_write(hostile, (1 << 64) - 2)
+    writer.bell.prepare_to_sleep()
+    for button in (buttons[0], buttons[2]):
+        assert button is not None and not os.get_blocking(button.descriptor) and button.ring_if_sleeping()
+    writer.poller.poll(0)
+    for descriptor in (writer.bell.fileno(), other):
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(descriptor)
+    os.set_blocking(hostile, False)
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(hostile)
+    for source in sources:
+        source.close()
+    while writer.door.connections:
+        writer.turn()
+    assert open_descriptors() == before
+
+
+def test_sources_that_may_be_taken_over_bring_no_more_memory_than_the_box_needs(
+    layout: BoxLayout, writer: SteppedLogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_module, "is_trusted_user", lambda _user: False)
+    source, greedy = SteppedSource(layout), SteppedSource(layout, name="acceptor@1")
+    connect(source, writer)
+    (channel,) = writer.door.channels
+    monkeypatch.setattr(channel_acceptor, "sealed_bytes_max", lambda: 2 * channel.mapped_bytes - 1)
+    for _ in range(3):
+        greedy.turn()
+        writer.turn()
+    assert [each.source for each in writer.door.channels] == ["acceptor@0"] and "brings more memory" in writer.gone[0][1]
+    assert writer.counters.counter("log_writer.refused_sources").value > 0
+    monkeypatch.setattr(channel_acceptor, "sealed_bytes_max", lambda: 2 * channel.mapped_bytes)
+    while not writer.door.is_connected("acceptor@1"):
+        greedy.turn()
+        writer.turn()
+    greedy.close()
     source.close()

@@ -29,11 +29,11 @@ RING = 8
 class SteppedSource:
     """A source with one disk, whose callbacks record their arguments."""
 
-    def __init__(self, layout: BoxLayout, incarnation: int = 5, counts_records: bool = False) -> None:
+    def __init__(self, layout: BoxLayout, incarnation: int = 5, counts_records: bool = False, name: str = "acceptor@0") -> None:
         self.clock = ManualClock()
         self.poller = Poller()
-        self.counters = Counters.create_or_adopt(layout, "acceptor@0", incarnation)
-        self.source = Source(layout, "acceptor@0", incarnation, 1 << 16, RING)
+        self.counters = Counters.create_or_adopt(layout, name, incarnation)
+        self.source = Source(layout, name, incarnation, 1 << 16, RING)
         self.told: list[Any] = []
         self.proxies = LogWriterProxies(
             self.source, ["d0"], self.poller, self.counters,

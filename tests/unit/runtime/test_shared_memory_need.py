@@ -71,7 +71,9 @@ def test_the_default_box_does_not_fit_where_only_its_arenas_do() -> None:
 def test_a_box_whose_arenas_need_more_than_half_of_the_memory_does_not_start() -> None:
     need = need_of(resolve_options(RunOptions(), cores=1)[0])
     problem = shared_memory_problem(need, need.total, need.sealed - 1)
-    assert problem is not None and "arenas and rings need 339 MiB" in problem and "more than half of this machine's memory (338 MiB)" in problem
+    assert (
+        problem is not None and "arenas and rings need 339 MiB" in problem and "more than half of the memory of this machine or container (338 MiB)" in problem
+    )
 
 
 def test_only_a_box_that_may_have_neighbours_reserves_memory_for_copies() -> None:

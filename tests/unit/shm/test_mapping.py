@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+from pathlib import Path
 
 import posix_ipc
 import pytest
@@ -20,6 +22,7 @@ from appliance.shm.mapping import (
     SharedObject,
     SharedObjectAbsent,
     list_names,
+    sealed_bytes_max,
 )
 from lab.scratch_layout import open_descriptors, purposes_left
 
@@ -157,3 +160,36 @@ def test_the_header_is_magic_version_length_incarnation_boot_and_pid(name: str) 
     assert made.words[MAGIC_WORD].to_bytes(8, "little") == PURPOSE
     assert list(made.words[VERSION_WORD : LENGTH_WORD + 2]) == [LAYOUT_VERSION, SIZE, 9]
     made.close()
+
+
+def test_sealed_memory_may_have_half_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(mapping, "CONTAINER_LIMIT", str(limit))
+    of_machine = sealed_bytes_max()
+    assert of_machine == os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
+    for text, wanted in (("max\n", of_machine), ("1048576\n", 1 << 19), (f"{1 << 60}\n", of_machine)):
+        limit.write_text(text)
+        assert sealed_bytes_max() == wanted
+    limit.write_text("1048576\n")
+    with pytest.raises(SharedMemoryFull, match="half of the memory of the machine or container"):
+        SharedObject.create_sealed("large", PURPOSE, 1 << 20, 9)
+
+
+@pytest.mark.parametrize(("number", "is_made"), [(errno.EINVAL, True), (errno.EACCES, False), (errno.EMFILE, False)])
+def test_a_memory_file_that_the_kernel_refuses_is_full_memory(number: int, is_made: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux before 6.3 does not know MFD_NOEXEC_SEAL; other reasons are no bare OSError, which ended the process."""
+    made = os.memfd_create
+
+    def refuse(name: str, flags: int) -> int:
+        if flags & 8:
+            raise OSError(number, os.strerror(number))
+        return made(name, flags)
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    before = open_descriptors()
+    if is_made:
+        SharedObject.create_sealed("old", PURPOSE, SIZE, 9).close()
+    else:
+        with pytest.raises(SharedMemoryFull):
+            SharedObject.create_sealed("refused", PURPOSE, SIZE, 9)
+    assert open_descriptors() == before
