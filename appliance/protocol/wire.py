@@ -38,6 +38,8 @@ _UVARINT_SHIFT_MAX: Final = 28
 ELEMENTS_MAX: Final = 100_000
 """No array, and no request, has more elements: without it 32 MiB of empty topics keep an event loop busy for seconds and take a
 gigabyte. More than all partitions of a box with ten log directories."""
+TOO_MANY_ELEMENTS: Final = "too-many-elements"
+"""The reason of a `ProtocolViolation`."""
 STRING_SIZE_MAX: Final = 0x7FFF
 """Of any text, as in Kafka: what came in a compact form must fit the old form too, in which other messages and records hold it."""
 _TAGGED_FIELDS_MAX: Final = 32
@@ -174,7 +176,7 @@ def require_count(count: int, position: int, already: int = 0) -> int:
         raise _unexpected_null("array", position)
     if already + count > ELEMENTS_MAX:
         total = already + count
-        raise ProtocolViolation("too-many-elements", f"array before byte {position} brings its request to {total} elements, {ELEMENTS_MAX} are allowed")
+        raise ProtocolViolation(TOO_MANY_ELEMENTS, f"array before byte {position} brings its request to {total} elements, {ELEMENTS_MAX} are allowed")
     return count
 
 

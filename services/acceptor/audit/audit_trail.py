@@ -8,9 +8,10 @@ acceptor. Weak: the log shortens a flood of lines (`base/logging.py`), the topic
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections import Counter
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
@@ -20,8 +21,10 @@ from appliance.base.errors import ErrorCode, ProtocolViolation
 from appliance.base.logging import Logger
 from appliance.base.model import AUDIT_TOPIC
 from appliance.cluster.metadata_cache import MetadataCache
+from appliance.ipc.request_frames import pack_kafka_request
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.framing import RequestHeader
+from appliance.protocol.wire import TOO_MANY_ELEMENTS
 from appliance.security.acl import AclOperation, AclResource
 from appliance.security.authorizer import Rights
 from appliance.shm.counters import Counters
@@ -56,10 +59,13 @@ AUDITED: Final = frozenset(
 PERIOD_NS: Final = 60_000_000_000
 REMEMBERED_MAX: Final = 1_000
 """Different events of a kind in a minute; more are counted together. A flood of one kind hides no other."""
-DECODED_BYTES_MAX: Final = 64 << 10
-"""A request or a response above it is one event: decoding 100,000 names would hold the acceptor's turn for a second."""
+DECODED_ELEMENTS_MAX: Final = 5_000
+"""A request with more is one event: decoding 100,000 names would hold the acceptor's turn for a second."""
+SHOWN_BYTES_MAX: Final = 1_000
+"""What is shown of such a request, without passwords."""
+WITH_SECRETS: Final = frozenset({ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS, ApiKey.CREATE_TOPICS, ApiKey.ALTER_USER_SCRAM_CREDENTIALS})
 ITEMS_MAX: Final = 1_000
-"""Events of one request; more are counted in one."""
+"""Events of one request, those that succeeded first; more are counted in one."""
 TEXT_MAX: Final = 300
 """Characters of a name. Those of topics have 249 at most."""
 DETAILS_MAX: Final = 8 << 10
@@ -72,7 +78,8 @@ DENIED: Final = frozenset(
     }
 )
 """Items with these codes are denials, which are events of their own."""
-PROTECTED: Final = f"{AUDIT_TOPIC} is written by the box alone, and changed or deleted by its administrator on its machine only."
+PROTECTED: Final = f"{AUDIT_TOPIC} is written by the box alone; only root changes or deletes it, by the Unix socket of the controller's box."
+UNAUDITED: Final = "The box cannot audit this request, and refused it; its log has the reason."
 LOGIN, LOGIN_FAILED, DENIAL, LARGE, UNREADABLE = "audit.login", "audit.login.failed", "audit.denied", "audit.large", "audit.unreadable"
 
 
@@ -91,39 +98,65 @@ class AuditEvent(NamedTuple):
 class PendingChange:
     """A request whose response is awaited."""
 
-    __slots__ = ("_api_key", "_change", "_client", "_listener", "_principal", "_trail", "refusal")
+    __slots__ = ("_api_key", "_change", "_client", "_large", "_listener", "_principal", "_trail", "refusal")
 
     def __init__(self, trail: AuditTrail, api_key: int, change: AuditedChange | None, connection: Connection, client: str) -> None:
-        """`change` None: the request is too large to be decoded."""
+        """`change` None: there is an event without it."""
         self._trail = trail
         self._api_key = api_key
         self._change = change
+        self._large: dict[str, Any] = {}
         self._principal = str(connection.principal)
         self._client, self._listener = client, connection.listening.name
         self.refusal: bytes | None = None
-        """the response to a request that is not carried out, because it would change the audit itself"""
+        """the response to a request that is not carried out, because it would change the audit itself, or cannot be audited"""
+
+    @property
+    def resource(self) -> str:
+        return f"request {ApiKey(self._api_key).name}"
+
+    def mark_large(self, body: bytes) -> None:
+        """Its event has no item, but what recognises the request."""
+        self._large = {"bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+        if self._api_key not in WITH_SECRETS:
+            self._large["begins"] = re.sub(rb"[^ -~]+", b" ", body[:SHOWN_BYTES_MAX]).decode()
+
+    def refuse_unread(self, header: RequestHeader, body: bytes, error: Exception) -> None:
+        """What a client named must not end the process of all clients, and does not get past the audit either."""
+        from appliance.protocol.forwarded_apis import error_answer  # rarely needed
+
+        self.add(UNREADABLE, self.resource, f"refused: {error!r}")
+        payload = pack_kafka_request(header.api_key, header.api_version, "", "", body)
+        self.refusal = error_answer(payload, ErrorCode.UNKNOWN_SERVER_ERROR, UNAUDITED) or b""
 
     def on_answer(self, body: bytes | None) -> None:
         """`body`: of the response to the client; None: it is not known what was carried out."""
         outcome = "unknown" if body is None else ""
-        if self._change is None or len(body or b"") > DECODED_BYTES_MAX:
-            self._add(LARGE, f"request {ApiKey(self._api_key).name}", outcome or "answered")
-        elif not self._change.is_dry_run:
+        if self._large:
+            self.add(LARGE, self.resource, outcome or "answered", self._large)
+        elif self._change is not None and not self._change.is_dry_run:
             try:
                 self._add_items(self._change, body, outcome)
             except Exception as error:  # what a client named must not end the process of all clients
-                self._add(UNREADABLE, f"request {ApiKey(self._api_key).name}", f"{outcome or 'answered'}: {error!r}")
+                self.add(UNREADABLE, self.resource, f"{outcome or 'answered'}: {error!r}")
 
     def _add_items(self, change: AuditedChange, body: bytes | None, outcome: str) -> None:
         from services.acceptor.audit.audited_requests import outcome_of
 
-        items = (item for item in change.items(body) if item.error_code not in DENIED)
-        for item in islice(items, ITEMS_MAX):
-            self._add(item.event, item.resource, outcome or outcome_of(item), item.details)
-        if more := sum(1 for _ in items):
-            self._add(item.event, "others", "various", times=more)
+        try:
+            found = change.items(body)
+        except ProtocolViolation as violation:
+            if violation.reason != TOO_MANY_ELEMENTS:
+                raise
+            found, outcome = change.items(None), "answered"
+        items = sorted((item for item in found if item.error_code not in DENIED), key=lambda item: item.error_code != 0)
+        for item in items[:ITEMS_MAX]:
+            self.add(item.event, item.resource, outcome or outcome_of(item), item.details)
+        if len(items) > ITEMS_MAX:
+            self.add(items[-1].event, "others", "various", times=len(items) - ITEMS_MAX)
 
-    def _add(self, kind: str, resource: str, outcome: str, details: dict[str, Any] | None = None, times: int = 1) -> None:
+    def add(self, kind: str, resource: str, outcome: str, details: dict[str, Any] | None = None, times: int = 1) -> None:
+        """Write an event of this request."""
         event = AuditEvent(kind, self._principal, self._client, self._listener, resource, outcome, times)
         if self._api_key == ApiKey.OFFSET_COMMIT:  # consumers outside of groups send them, too
             self._trail.add_repeated(event, details)
@@ -186,20 +219,36 @@ class AuditTrail:
         client = f"{connection.address} ({header.client_id[:TEXT_MAX]})" if is_from_box else connection.address
         if header.api_key == ApiKey.OFFSET_COMMIT and not may_be_without_member(header.api_version, body):
             return None
-        if len(body) > DECODED_BYTES_MAX and not self._may_name_audit_topic(body):
-            return PendingChange(self, header.api_key, None, connection, client)
-        from services.acceptor.audit.audited_requests import read_change
-
         try:
-            change = read_change(header.api_key, header.api_version, body, self._view.image)
+            return self._begin(connection, header, body, client, is_from_box)
         except ProtocolViolation:
             return None
-        if header.api_key == ApiKey.OFFSET_COMMIT and (change.request.generation_id >= 0 or change.request.member_id):
+        except Exception as error:
+            pending = PendingChange(self, header.api_key, None, connection, client)
+            pending.refuse_unread(header, body, error)
+            return pending
+
+    def _begin(self, connection: Connection, header: RequestHeader, body: bytes, client: str, is_from_box: bool) -> PendingChange | None:
+        from services.acceptor.audit.audited_requests import read_change
+
+        change, is_large = None, False
+        try:
+            change = read_change(header.api_key, header.api_version, body, self._view.image, DECODED_ELEMENTS_MAX)
+        except ProtocolViolation as violation:
+            if violation.reason != TOO_MANY_ELEMENTS:
+                raise
+            is_large = True
+            if self._may_name_audit_topic(body):  # only to know that
+                change = read_change(header.api_key, header.api_version, body, self._view.image)
+        if header.api_key == ApiKey.OFFSET_COMMIT and change is not None and (change.request.generation_id >= 0 or change.request.member_id):
             return None
         pending = PendingChange(self, header.api_key, change, connection, client)
-        is_administrator = connection.origin.is_privileged or (is_from_box and self._is_box(connection))
-        if not is_administrator and change.names_audit_topic:
-            pending.refusal = change.refused(ErrorCode.POLICY_VIOLATION, PROTECTED)
+        if is_large:
+            pending.mark_large(body)
+        if change is not None and change.names_audit_topic and not connection.origin.is_privileged:
+            # Other boxes only create it. Also root's requests on another box than the controller's come from there, but so may those of others.
+            if not (is_from_box and self._is_box(connection) and change.is_automatic_creation):
+                pending.refusal = change.refused(ErrorCode.POLICY_VIOLATION, PROTECTED)
         return pending
 
     def _is_box(self, connection: Connection) -> bool:

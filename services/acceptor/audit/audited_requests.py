@@ -16,14 +16,19 @@ from appliance.base.errors import ErrorCode, known_error
 from appliance.base.model import AUDIT_TOPIC, NO_TOPIC_ID
 from appliance.cluster.broker_configs import DYNAMIC_BROKER_CONFIGS
 from appliance.cluster.metadata_image import MetadataImage
+from appliance.cluster.state_log import AUDIT_CONFIGS, AUDIT_PARTITIONS
 from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS
 from appliance.protocol.apis import ApiKey
+from appliance.protocol.wire import ELEMENTS_MAX
 from appliance.security.acl import AclOperation, AclPermission, AclResource, PatternType
 
 if TYPE_CHECKING:
     from appliance.protocol.schema import Message
 
 PARTITIONS_SHOWN: Final = 100
+VALUE_CHARACTERS_MAX: Final = 2_000
+RESPONSE_ELEMENTS_MAX: Final = 20_000
+"""A created topic has 30: its configs."""
 HIDDEN: Final = "***"
 TOPIC, BROKER = 2, 4
 """Resource types of configs."""
@@ -81,19 +86,30 @@ class AuditedChange(NamedTuple):
             return AUDIT_TOPIC in (_name_of(each, self.image) for each in _topics_to_delete(request))
         return self.api_key in (ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS) and any(each.name == AUDIT_TOPIC for each in request.topics)
 
+    @property
+    def is_automatic_creation(self) -> bool:
+        """True if the request creates the topic of the audit as the box does that needs it."""
+        wanted = AUDIT_PARTITIONS, (), tuple(AUDIT_CONFIGS.items())
+        return self.api_key == ApiKey.CREATE_TOPICS and all(
+            (each.num_partitions, each.assignments, tuple((config.name, config.value) for config in each.configs)) == wanted
+            for each in self.request.topics
+            if each.name == AUDIT_TOPIC
+        )
+
     def refused(self, error_code: ErrorCode, message: str) -> bytes:
         """Return the response with an error in each place."""
         response = self.response_message
         return response.encode(self.version, response.error_response(self.version, self.request, error_code, message))
 
     def items(self, body: bytes | None) -> Iterator[AuditedItem]:
-        """Return what was changed, or was not. `body`: of the response; None: it is not known. Raises ProtocolViolation."""
+        """Return what was changed, or was not. `body`: of the response; None: it is not known. Raises ProtocolViolation
+        (`TOO_MANY_ELEMENTS`: for a large response)."""
         if body is None:
             unknown = ErrorCode.UNKNOWN_SERVER_ERROR
             is_partial = self.api_key == ApiKey.DELETE_RECORDS  # has no such response, and never needs one
             whole = self.response_message.body() if is_partial else self.response_message.error_response(self.version, self.request, unknown)
             return ITEMS[ApiKey(self.api_key)](self, whole)
-        response = self.response_message.decode(body, 0, len(body), self.version, len(body), len(body))
+        response = self.response_message.decode(body, 0, len(body), self.version, len(body), RESPONSE_ELEMENTS_MAX)
         return ITEMS[ApiKey(self.api_key)](self, response)
 
 
@@ -110,9 +126,10 @@ def _topics_to_delete(request: Any) -> Any:
     return topics_to_delete(request)
 
 
-def read_change(api_key: int, version: int, body: bytes, image: MetadataImage) -> AuditedChange:
-    """Decode a request. Raises ProtocolViolation."""
-    return AuditedChange(api_key, version, _messages(api_key)[0].decode(body, 0, len(body), version), image)
+def read_change(api_key: int, version: int, body: bytes, image: MetadataImage, elements_max: int = ELEMENTS_MAX) -> AuditedChange:
+    """Decode a request. Raises ProtocolViolation (`TOO_MANY_ELEMENTS`: for a large one)."""
+    request = _messages(api_key)[0].decode(body, 0, len(body), version, elements_max=elements_max)
+    return AuditedChange(api_key, version, request, image)
 
 
 def _name_of(topic: Any, image: MetadataImage) -> str:
@@ -129,7 +146,7 @@ def _count(image: MetadataImage, name: str) -> int:
 
 def _shown(resource_type: int, name: str, value: str | None) -> str | None:
     is_known = name in TOPIC_CONFIG_ROWS if resource_type == TOPIC else resource_type == BROKER and name in DYNAMIC_BROKER_CONFIGS
-    return value if is_known or value is None else HIDDEN
+    return value if value is None else value[:VALUE_CHARACTERS_MAX] if is_known else HIDDEN
 
 
 def _some(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -14,6 +15,7 @@ from appliance.base.errors import ErrorCode, ProtocolViolation
 from appliance.base.logging import Logger
 from appliance.base.model import AUDIT_TOPIC
 from appliance.cluster.metadata_image import MetadataImage
+from appliance.cluster.state_log import AUDIT_CONFIGS, AUDIT_PARTITIONS
 from appliance.protocol import config_apis, group_offset_apis, reassignment_apis, sasl_apis, topic_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.framing import RequestHeader
@@ -23,8 +25,17 @@ from appliance.security.principals import PRIVILEGED, RequestOrigin, local_princ
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from lab.scratch_layout import scratch_layout
+from services.acceptor.audit import audited_requests
 from services.acceptor.audit.audit_topic import WAITING_BYTES_MAX, AuditTopic
-from services.acceptor.audit.audit_trail import AUDITED, PERIOD_NS, REMEMBERED_MAX, AuditTrail, may_be_without_member
+from services.acceptor.audit.audit_trail import (
+    AUDITED,
+    DECODED_ELEMENTS_MAX,
+    ITEMS_MAX,
+    PERIOD_NS,
+    REMEMBERED_MAX,
+    AuditTrail,
+    may_be_without_member,
+)
 from services.acceptor.audit.audited_requests import ITEMS, read_change
 from services.acceptor.connection import Connection
 from tests.unit.protocol.sample_requests import samples
@@ -54,13 +65,20 @@ class World(NamedTuple):
         made.listening = cast(Any, SimpleNamespace(name="CLIENTS"))
         return made
 
+    def connection_of_box(self) -> Connection:
+        """As far as one can see: a program on the machine of a box may look the same."""
+        made = self.connection()
+        made.listening = cast(Any, SimpleNamespace(name="BOXES", is_inter_broker=True))
+        made.rights = cast(Any, SimpleNamespace(would_allow_on_cluster=lambda _operation: True))
+        return made
+
     @property
     def told(self) -> list[tuple[str, str, int]]:
         return [(each["event"], each["outcome"], each["times"]) for each in self.records.events]
 
 
 class _View:
-    image = MetadataImage.empty()
+    image = MetadataImage(0, "", -1, cast(Any, {1: None, 2: None}), {})
     broker_id = 0
 
 
@@ -155,6 +173,70 @@ def test_a_client_that_calls_itself_a_box_is_audited_and_refused(world: World) -
     assert pending is not None and pending.refusal is not None
     pending.on_answer(None)
     assert {each["client"] for each in world.records.events} == {"10.0.0.1 (controller of broker 1)"}
+
+
+def test_another_box_creates_the_audit_topic_as_boxes_do_and_changes_nothing_of_it(world: World) -> None:
+    def refusal(key: ApiKey, version: int, body: bytes) -> bool:
+        named = header(key, version)._replace(client_id="controller of broker 2")
+        pending = world.trail.begin(world.connection_of_box(), named, body, is_from_box=True)
+        assert pending is not None
+        return pending.refusal is not None
+
+    configs = tuple(topic_apis.TopicConfig(*each) for each in AUDIT_CONFIGS.items())
+    own = topic_apis.CreatableTopic(AUDIT_TOPIC, AUDIT_PARTITIONS, 2, (), configs)
+    for topic, is_refused in ((own, False), (own._replace(configs=configs[1:]), True), (own._replace(num_partitions=1), True)):
+        assert refusal(ApiKey.CREATE_TOPICS, 5, topic_apis.CREATE_TOPICS_REQUEST.encode(5, topic_apis.CreateTopicsRequest((topic,), 1000))) is is_refused
+    assert refusal(ApiKey.DELETE_TOPICS, 5, topic_apis.DELETE_TOPICS_REQUEST.encode(5, topic_apis.DeleteTopicsRequest(topic_names=(AUDIT_TOPIC,))))
+    change = config_apis.ResourceToAlter(config_apis.ResourceType.TOPIC, AUDIT_TOPIC, (config_apis.ConfigToAlter("retention.ms", 0, "1"),))
+    body = config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST.encode(0, config_apis.IncrementalAlterConfigsRequest((change,)))
+    assert refusal(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, body)
+
+
+def test_no_padding_hides_what_was_changed(world: World) -> None:
+    """Long values do not make a request large, and names that do not exist come behind those that do."""
+    configs = (*(config_apis.ConfigToAlter("ssl.key.password", 0, "x" * 30_000) for _ in range(4)), config_apis.ConfigToAlter("retention.ms", 0, "9" * 30_000))
+    resource = config_apis.ResourceToAlter(config_apis.ResourceType.TOPIC, "logs", configs)
+    body = config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST.encode(0, config_apis.IncrementalAlterConfigsRequest((resource,)))
+    pending = world.trail.begin(world.connection(), header(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0), body)
+    assert pending is not None
+    pending.on_answer(None)
+    assert world.told == [("audit.config.altered", "unknown", 1)] and len(orjson.dumps(world.records.events)) < 10_000
+    names = (*(f"absent-{number}" for number in range(ITEMS_MAX + 10)), "present")
+    body = topic_apis.DELETE_TOPICS_REQUEST.encode(5, topic_apis.DeleteTopicsRequest(topic_names=names))
+    pending = world.trail.begin(world.connection(), header(ApiKey.DELETE_TOPICS, 5), body)
+    assert pending is not None
+    found = [topic_apis.DeletedTopic(name, error_code=ErrorCode.NONE if name == "present" else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for name in names]
+    pending.on_answer(topic_apis.encode_delete_topics_body(5, tuple(found)))
+    first = world.records.events[1]
+    assert (first["resource"], first["outcome"]) == ("topic present", "done") and world.records.events[-1]["times"] == 11
+
+
+def test_a_large_request_is_recognised_by_its_event_and_shows_no_secret(world: World) -> None:
+    users = tuple(sasl_apis.ScramCredentialUpsertion(f"user-{number}", 1, 4096, SALT, SALTED) for number in range(DECODED_ELEMENTS_MAX + 1))
+    secret = sasl_apis.ALTER_USER_SCRAM_CREDENTIALS_REQUEST.encode(0, sasl_apis.AlterUserScramCredentialsRequest((), users))
+    many = tuple(f"t-{number}" for number in range(DECODED_ELEMENTS_MAX + 1))
+    names = topic_apis.DELETE_TOPICS_REQUEST.encode(5, topic_apis.DeleteTopicsRequest(topic_names=many))
+    for key, version, body in ((ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, secret), (ApiKey.DELETE_TOPICS, 5, names)):
+        pending = world.trail.begin(world.connection(), header(key, version), body)
+        assert pending is not None
+        pending.on_answer(None)
+    of_users, of_topics = (each["details"] for each in world.records.events)
+    assert of_users == {"bytes": len(secret), "sha256": hashlib.sha256(secret).hexdigest()}
+    assert of_topics["sha256"] == hashlib.sha256(names).hexdigest() and "t-0" in of_topics["begins"]
+
+
+def test_a_request_that_cannot_be_audited_is_refused_and_ends_no_process(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: object) -> bytes:
+        raise KeyError("what no one thought of")
+
+    monkeypatch.setattr(audited_requests, "read_change", fail)
+    body = topic_apis.DELETE_TOPICS_REQUEST.encode(5, topic_apis.DeleteTopicsRequest(topic_names=("logs",)))
+    pending = world.trail.begin(world.connection(), header(ApiKey.DELETE_TOPICS, 5), body)
+    assert pending is not None and pending.refusal is not None
+    answer = topic_apis.DELETE_TOPICS_RESPONSE.decode(pending.refusal, 0, len(pending.refusal), 5)
+    assert [(each.name, each.error_code) for each in answer.topics] == [("logs", ErrorCode.UNKNOWN_SERVER_ERROR)]
+    pending.on_answer(pending.refusal)
+    assert [(each["event"], "what no one thought of" in each["outcome"]) for each in world.records.events] == [("audit.unreadable", True)]
 
 
 def test_equal_denials_of_a_minute_are_two_events(world: World) -> None:
