@@ -76,7 +76,8 @@ class ClientConnection:
                 self._socket = connect(address, connect_timeout_ms, self._clock)
                 self._agree_on_versions(connect_timeout_ms)
         except ConnectionLost as error:
-            raise BrokerUnreachable(f"no Kafka broker answers at {address}: {error}") from error
+            hint = ", or does not admit this user (docs/security.md, Local administration)" if address.is_unix else ""
+            raise BrokerUnreachable(f"no Kafka broker answers at {address}: {error}{hint}") from error
         except ProtocolViolation as error:
             self.close()
             raise BrokerUnreachable(f"what listens at {address} does not speak Kafka's protocol: {error}") from error
@@ -228,23 +229,24 @@ def _connect(address: Address, timeout_ms: int, _clock: Clock) -> socket.socket:
 
 
 def _connect_unix(address: Address, timeout_ms: int, clock: Clock) -> socket.socket:
-    """Connect to the Unix socket of a box. While its acceptor starts again none listens there: retry until the time-out."""
+    """Connect to the Unix socket of a box. While its acceptor starts again none listens there, or its queue is full: retry until the time-out."""
     deadline_ms = clock.monotonic_ms() + timeout_ms
     while True:
-        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
             connected.connect(address.host)
         except OSError as error:
             connected.close()
-            if isinstance(error, ConnectionRefusedError | FileNotFoundError) and clock.monotonic_ms() < deadline_ms:
+            if isinstance(error, ConnectionRefusedError | FileNotFoundError | BlockingIOError) and clock.monotonic_ms() < deadline_ms:
                 time.sleep(UNIX_RETRY_SECONDS)
                 continue
             raise BrokerUnreachable(f"no broker at {address}: {_reason(error)}") from error
+        connected.settimeout(timeout_ms / 1000)
         return connected
 
 
 def _reason(error: OSError) -> str:
-    if isinstance(error, TimeoutError):
+    if isinstance(error, TimeoutError | BlockingIOError):
         return "it did not answer in time"
     return (error.strerror or str(error)).lower()
 

@@ -39,9 +39,13 @@ class Principal(NamedTuple):
         return cls(kind, name)
 
 
+LOCAL_NAMES: Final = "local:"
+"""How names of users of this machine begin, which no login over a network can have."""
+
+
 def local_principal(user: int | str) -> Principal:
     """Return the principal of a user of this machine, by its number: `User:local:1000`."""
-    return Principal(USER_TYPE, f"local:{user}")
+    return Principal(USER_TYPE, f"{LOCAL_NAMES}{user}")
 
 
 ANONYMOUS: Final = Principal(USER_TYPE, "ANONYMOUS")

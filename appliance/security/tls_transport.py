@@ -19,6 +19,7 @@ import sys
 import termios
 
 from appliance.security.distinguished_names import CertificateUnreadable, PrincipalMapping, subject_of
+from appliance.security.principals import LOCAL_NAMES
 from appliance.security.transport import WOULD_BLOCK, peer_name
 
 RECORD_BYTES = 16 << 10
@@ -77,7 +78,7 @@ class TlsTransport:
     def client_name(self, mapping: PrincipalMapping) -> str | None:
         """Return the name that `mapping` makes of the client's certificate; None without one.
 
-        Raises CertificateRefused if no rule matches.
+        Raises CertificateRefused if no rule matches, or makes the name of a local user.
         """
         certificate = self._socket.getpeercert(binary_form=True)
         if certificate is None:
@@ -89,6 +90,8 @@ class TlsTransport:
         name = mapping.name_of(subject) if subject else None
         if not name:
             raise CertificateRefused(f"no rule of ssl.principal.mapping.rules matches the subject {subject!r} of its certificate")
+        if name.startswith(LOCAL_NAMES):
+            raise CertificateRefused(f"ssl.principal.mapping.rules make {name!r} of its certificate: names with {LOCAL_NAMES!r} are those of local users")
         return name
 
     def certificate_names(self) -> frozenset[str | bytes]:

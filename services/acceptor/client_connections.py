@@ -269,9 +269,13 @@ class ClientConnections:
         """As in Kafka (KIP-402): those that were last active before the others go, and none of the listener of boxes."""
         excess = len(self._connections) - self._connections_max
         if excess > 0:
-            others = (each for each in self._connections.values() if not each.listening.is_inter_broker or self._has_one_listener)
+            others = filter(self._may_be_closed, self._connections.values())
             for connection in heapq.nsmallest(min(excess, SHED_AT_ONCE), others, key=lambda each: (not each.is_idle, each.last_active_ns)):
                 self._close(connection, CONNECTION_LIMIT, f"only {self._connections_max} connections may be open now (max.connections)")
+
+    def _may_be_closed(self, connection: Connection) -> bool:
+        """False for connections of boxes, as far as they have a listener of their own."""
+        return not connection.listening.is_inter_broker or self._has_one_listener
 
     def accept(self) -> None:
         """Take connections, from now on."""
@@ -353,7 +357,7 @@ class ClientConnections:
             active_ns, candidate = self._replaceable.pop()
             if active_ns == candidate.last_active_ns and candidate.is_idle and not candidate.closed and candidate.listening is not listening:
                 return candidate
-        others = (each for each in self._connections.values() if each.listening is not listening)
+        others = (each for each in self._connections.values() if each.listening is not listening and self._may_be_closed(each))
         longest = heapq.nsmallest(ACCEPT_BURST, others, key=lambda each: (not each.is_idle, each.last_active_ns))
         self._replaceable = [(each.last_active_ns, each) for each in longest[:0:-1]]
         return longest[0] if longest else None

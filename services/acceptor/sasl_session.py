@@ -31,6 +31,7 @@ from appliance.protocol.sasl_apis import (
 from appliance.protocol.wire import Buffer
 from appliance.security.listeners import PLAIN
 from appliance.security.oauth import INVALID_TOKEN, OAUTHBEARER, TokenRefused, read_bearer
+from appliance.security.principals import LOCAL_NAMES
 from appliance.security.scram import SCRAM_MECHANISMS, ScramCredential, ScramFailed, ScramMechanism, ScramServer, read_client_first, read_plain
 
 REQUESTS_MAX: Final = 16
@@ -181,7 +182,7 @@ class SaslSession:
             return self._failed(header, checked.reason) if checked.reason else self._done(header, b"")
         if not checked.reason:
             self.user = checked.user
-            if (refused := self._another_user(header)) is not None:
+            if (refused := self._refused_user(header)) is not None:
                 return refused
             self.lifetime_ms = min(self.lifetime_ms or checked.lifetime_ms, checked.lifetime_ms)
             return self._done(header, b"")
@@ -218,7 +219,7 @@ class SaslSession:
 
     def _on_plain(self, token: bytes, header: RequestHeader | None) -> SaslAnswer:
         self.user, password = read_plain(token)
-        if (refused := self._another_user(header)) is not None:
+        if (refused := self._refused_user(header)) is not None:
             return refused
         mechanism, credential, _is_known = self._credentials.plain_credential(self.user)
         self._checked = header or _RAW
@@ -237,14 +238,16 @@ class SaslSession:
         self.user = first.user
         if first.by_token:
             return self._failed(header, "delegation tokens are not supported")
-        if (refused := self._another_user(header)) is not None:
+        if (refused := self._refused_user(header)) is not None:
             return refused
         mechanism = SCRAM_MECHANISMS[self.mechanism]
         credential, _is_known = self._credentials.credential(mechanism, first.user)
         self._scram = ScramServer(mechanism, first, credential, self._random())
         return SaslAnswer(self._response(header, self._scram.challenge, 0))
 
-    def _another_user(self, header: RequestHeader | None) -> SaslAnswer | None:
+    def _refused_user(self, header: RequestHeader | None) -> SaslAnswer | None:
+        if self.user.startswith(LOCAL_NAMES):
+            return self._failed(header, f"names with {LOCAL_NAMES!r} are those of users on the Unix socket")
         if self.known is None or self.user == self.known[0]:
             return None
         return self._failed(header, "another user than before")

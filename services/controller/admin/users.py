@@ -35,6 +35,7 @@ from appliance.protocol.sasl_apis import (
     ScramCredentialInfo,
     altered_users,
 )
+from appliance.security.principals import LOCAL_NAMES
 from appliance.security.scram import ITERATIONS_MAX, ITERATIONS_MIN, NAME_MAX, SCRAM_MECHANISMS, ScramCredential, ScramMechanism
 from services.controller.admin.published_entities import EntityOperations, PublishedEntities
 from services.controller.admin.waiting_requests import ControllerRequest, Key, OnResult, Result, WaitingRequest, WaitingRequests, truncated
@@ -271,7 +272,9 @@ def _problems(request: AlterUserScramCredentialsRequest) -> dict[str, Result]:
     for each in request.upsertions:
         if each.name in problems:
             continue
-        if each.iterations < ITERATIONS_MIN:
+        if each.name.startswith(LOCAL_NAMES):
+            refuse(each.name, ErrorCode.UNACCEPTABLE_CREDENTIAL, f"Names with {LOCAL_NAMES!r} are those of users on the Unix socket")
+        elif each.iterations < ITERATIONS_MIN:
             refuse(each.name, ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too few iterations")
         elif each.iterations > ITERATIONS_MAX:
             refuse(each.name, ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too many iterations")

@@ -4,6 +4,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -134,3 +135,37 @@ def test_a_web_server_is_not_taken_for_a_broker() -> None:
 def test_a_server_that_closes_the_connection_at_once_is_not_a_broker() -> None:
     with pytest.raises(BrokerUnreachable, match="no Kafka broker answers"):
         ClientConnection(listen_once(lambda accepted: None))
+
+
+def test_a_unix_socket_whose_queue_stays_full_is_given_up(tmp_path: Path) -> None:
+    """A blocking connect() would wait as long as its acceptor is stopped."""
+    path, waiting = str(tmp_path / "kafka.sock"), []
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen(0)
+        while True:
+            waiting.append(socket.socket(socket.AF_UNIX))
+            waiting[-1].setblocking(False)
+            if waiting[-1].connect_ex(path):
+                break
+        with pytest.raises(BrokerUnreachable, match="did not answer in time"):
+            ClientConnection(Address(path, 0), connect_timeout_ms=50)
+    for each in waiting:
+        each.close()
+
+
+def test_a_user_whom_the_unix_socket_refuses_reads_why(tmp_path: Path) -> None:
+    path = str(tmp_path / "kafka.sock")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+
+        def refuse() -> None:
+            for _ in range(2):
+                listening.accept()[0].close()
+
+        thread = threading.Thread(target=refuse, daemon=True)
+        thread.start()
+        with pytest.raises(BrokerUnreachable, match="does not admit this user"):
+            ClientConnection(Address(path, 0))
+        thread.join()

@@ -11,6 +11,7 @@ import pytest
 
 from appliance.base.clock import ManualClock
 from appliance.base.logging import Logger
+from appliance.base.settings import KafkaListener
 from appliance.protocol.apis import ApiKey
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
@@ -31,9 +32,9 @@ PATIENCE_SECONDS = 20
 class Place:
     """Two connections are allowed."""
 
-    def __init__(self, context: ServiceContext, arena: Arena, listening: socket.socket) -> None:
+    def __init__(self, context: ServiceContext, arena: Arena, addresses: list[tuple[str, int]]) -> None:
         self.context = context
-        self.address = listening.getsockname()
+        self.addresses = addresses
         self.connections = ClientConnections(context, arena, 0)
         self.seen: list[Connection] = []
         handler = ApiVersionsHandler(self.connections.mark_dirty)
@@ -56,20 +57,31 @@ class Place:
             self.connections.send_dirty()
 
 
-@pytest.fixture
-def place() -> Iterator[Place]:
-    with scratch_layout() as layout, socket.create_server(("127.0.0.1", 0)) as listening:
+def _place(listeners: list[KafkaListener]) -> Iterator[Place]:
+    with scratch_layout() as layout, socket.create_server(("127.0.0.1", 0)) as listening, socket.create_server(("127.0.0.1", 0)) as other:
         counters = Counters.create_or_adopt(layout, "acceptor@0", 1)
         arena = Arena.create(layout.shared_memory_name("arena", "test", 1), 1 << 16, 1)
-        box, log = make_box(settings={"max.connections": 2}), Logger("acceptor@0")
-        context = ServiceContext(layout, box, ManualClock(), counters, Poller(), "acceptor@0", "0", 1, SystemdNotifier(counters), log, {"kafka": listening})
-        made = Place(context, arena, listening)
+        box, log = make_box(settings={"max.connections": 2}, listeners=listeners), Logger("acceptor@0")
+        sockets = {"kafka": listening, "kafka-clients": other}
+        context = ServiceContext(layout, box, ManualClock(), counters, Poller(), "acceptor@0", "0", 1, SystemdNotifier(counters), log, sockets)
+        made = Place(context, arena, [each.getsockname() for each in (listening, other)])
         yield made
         made.connections.close()
         made.connections.__dict__.clear()  # its views of the arena
         made.seen.clear()
         arena.close()
         counters.close()
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    yield from _place([])
+
+
+@pytest.fixture
+def place_of_boxes() -> Iterator[Place]:
+    """Boxes have a listener of their own."""
+    yield from _place([KafkaListener(name, "PLAINTEXT", "127.0.0.1", 0, "127.0.0.1") for name in ("BOXES", "CLIENTS")])
 
 
 def test_the_user_of_the_box_is_a_super_user_by_what_the_kernel_says(place: Place) -> None:
@@ -86,7 +98,7 @@ def test_the_user_of_the_box_is_a_super_user_by_what_the_kernel_says(place: Plac
 
 
 def test_clients_of_the_network_keep_no_administrator_out(place: Place) -> None:
-    clients = [socket.create_connection(place.address) for _ in range(2)]
+    clients = [socket.create_connection(place.addresses[0]) for _ in range(2)]
     place.run_until(lambda: len(place.connections) == 2)
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(place.context.layout.kafka_socket)
@@ -94,4 +106,21 @@ def test_clients_of_the_network_keep_no_administrator_out(place: Place) -> None:
         place.run_until(lambda: bool(place.seen))
         assert place.seen[0].origin.is_privileged and len(place.connections) == 2
     for each in clients:
+        each.close()
+
+
+def test_an_administrator_takes_the_place_of_no_box(place_of_boxes: Place) -> None:
+    place = place_of_boxes
+    box = socket.create_connection(place.addresses[0])
+    place.run_until(lambda: len(place.connections) == 1)
+    other = socket.create_connection(place.addresses[1])
+    place.run_until(lambda: len(place.connections) == 2)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(place.context.layout.kafka_socket)
+        client.sendall(API_VERSIONS)
+        place.run_until(lambda: bool(place.seen))
+        box.sendall(API_VERSIONS)
+        place.run_until(lambda: len(place.seen) == 2)
+        assert [each.listening.name for each in place.seen] == ["local", "BOXES"] and len(place.connections) == 2
+    for each in (box, other):
         each.close()

@@ -132,6 +132,20 @@ def test_a_wrong_password_and_an_unknown_user_are_answered_alike(credentials: Cr
     assert response.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED and mechanism in response.error_message
 
 
+@pytest.mark.parametrize("mechanism", [*MECHANISMS, "OAUTHBEARER"])
+def test_no_login_has_the_name_of_a_local_user(credentials: CredentialFollower, mechanism: str) -> None:
+    """Entries for a user of the Unix socket would be those of anyone with that name elsewhere."""
+    name = "local:1000"
+    exchange = Exchange(credentials, mechanisms=(mechanism,), verify_token=lambda _token: CheckedLogin("", name, 5000))
+    exchange.handshake(mechanism)
+    tokens = {"PLAIN": f"\0{name}\0pencil".encode(), "OAUTHBEARER": b"n,,\x01auth=Bearer good\x01\x01"}
+    answer = exchange.token(tokens.get(mechanism, f"n,,n={name},r=abc".encode()))
+    if answer.check is not None:
+        answer = exchange.session.on_checked(answer.check.result())
+    assert not answer.is_done and "Unix socket" in str(answer.failure)
+    assert exchange.read(answer).error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+
+
 def test_an_unknown_user_gets_the_same_salt_and_the_usual_iterations(credentials: CredentialFollower) -> None:
     challenges = []
     for _ in range(2):

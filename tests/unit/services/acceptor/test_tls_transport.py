@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from appliance.base.settings import KafkaListener, default_settings
+from appliance.security.distinguished_names import PrincipalMapping
 from appliance.security.tls_contexts import TlsSettings, make_context
-from appliance.security.tls_transport import ESTABLISHED, RECORD_BYTES, TlsTransport
+from appliance.security.tls_transport import ESTABLISHED, RECORD_BYTES, CertificateRefused, TlsTransport
 from appliance.security.transport import WOULD_BLOCK
 from lab.certificates import Authority
 
@@ -114,3 +115,19 @@ def test_a_file_is_sent_like_other_bytes(pair: Pair, tmp_path: Path) -> None:
 def test_the_end_of_the_client_is_the_end_of_the_stream(pair: Pair) -> None:
     pair.client.close()
     assert pair.transport.receive_into(memoryview(bytearray(10))) == 0
+
+
+def test_no_mapping_rule_makes_a_certificate_that_of_a_local_user(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    made = authority.sign("localhost")
+    keystore = tmp_path / "keystore.pem"
+    keystore.write_text(made.private_key.read_text() + made.certificate.read_text())
+    settings = {"ssl.keystore.location": str(keystore), "ssl.truststore.location": str(authority.certificate), "ssl.client.auth": "required"}
+    listener = KafkaListener("SSL", "SSL", "127.0.0.1", 0, "localhost", 0, settings)  # type: ignore[arg-type]
+    client = ssl.create_default_context(cafile=str(authority.certificate))
+    client.load_cert_chain(made.certificate, made.private_key)
+    pair = Pair((make_context(TlsSettings.of(listener, default_settings())), client))
+    assert pair.transport.client_name(PrincipalMapping("RULE:^CN=([a-z]+).*$/$1/")) == "localhost"
+    with pytest.raises(CertificateRefused, match="local users"):
+        pair.transport.client_name(PrincipalMapping("RULE:^CN=([a-z]{5})(.*)$/$1:1000/"))
+    pair.close()
