@@ -21,7 +21,7 @@ from appliance.client.address import Address
 from appliance.ipc.frames import Registry
 from appliance.protocol.framing import SIZE_PREFIX, SIZE_PREFIX_BYTES
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
-from appliance.security.listeners import is_encrypted
+from appliance.security.listeners import boxes_use_tls
 from appliance.security.transport import WOULD_BLOCK
 
 if TYPE_CHECKING:  # OpenSSL takes 4 MB, which a box without TLS does not need
@@ -97,7 +97,7 @@ class StreamEnded(Exception):
 
 def peer_context(box: Box, log: Logger) -> PeerContext | None:
     """Return how a process of this box encrypts its connections to other boxes; None: it does not."""
-    if not is_encrypted(box.kafka_listeners[0].protocol):
+    if not boxes_use_tls(box.kafka_listeners[0].protocol, box.text("inter.broker.listener.name")):
         return None
     from appliance.security.tls_contexts import PeerContext
 

@@ -23,7 +23,7 @@ from appliance.client.address import Address
 from appliance.client.errors import BrokerUnreachable, ClientFailed
 from appliance.client.messages import SASL_AUTHENTICATE, SASL_HANDSHAKE, ClientApi
 from appliance.protocol.sasl_apis import SaslAuthenticateRequest, SaslHandshakeRequest
-from appliance.security.listeners import MECHANISMS, PLAIN, PROTOCOLS, is_encrypted, uses_sasl
+from appliance.security.listeners import MECHANISMS, PLAIN, PROTOCOLS, boxes_use_tls, is_encrypted, uses_sasl
 from appliance.security.oauth import OAUTHBEARER
 from appliance.security.scram import NONCE_BYTES, SCRAM_MECHANISMS, ScramClient, ScramFailed
 
@@ -124,7 +124,7 @@ def box_security(box: Box) -> ClientSecurity | None:
     """Return how a program of this machine connects to the inter-broker listener of its box, with the
     certificate of the box; None: in clear text."""
     listener = box.kafka_listeners[0]
-    if not is_encrypted(listener.protocol):
+    if not boxes_use_tls(listener.protocol, box.text("inter.broker.listener.name")):
         return None
     authorities, keystore = (str(listener.settings.get(name, box.setting(name))) for name in ("ssl.truststore.location", "ssl.keystore.location"))
     return ClientSecurity(listener.protocol, authorities=authorities, keystore=keystore)

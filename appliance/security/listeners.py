@@ -96,6 +96,12 @@ def plan_listeners(
     return ordered, problems
 
 
+def boxes_use_tls(first_protocol: str, inter_broker_name: str) -> bool:
+    """Whether boxes connect to each other with certificates: the inter-broker listener is named, and an SSL one.
+    A box alone may have encrypted listeners only, without a name and without authorities."""
+    return first_protocol == SSL and bool(inter_broker_name)
+
+
 def is_encrypted(protocol: str) -> bool:
     return protocol in (SSL, SASL_SSL)
 

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 from appliance.base.settings import KafkaListener, default_settings, resolve_settings
-from appliance.security.listeners import mechanisms_of, plan_listeners
+from appliance.security.listeners import boxes_use_tls, mechanisms_of, plan_listeners
 
 ROOT = Path(__file__).parent.parent.parent.parent
 DEFAULT = KafkaListener("PLAINTEXT", "PLAINTEXT", "0.0.0.0", 9092, "box.example")
@@ -165,3 +165,9 @@ def test_a_box_alone_needs_no_plaintext_listener() -> None:
     assert problems == [
         "listeners has no PLAINTEXT listener, through which the boxes of a cluster connect; add one, or set inter.broker.listener.name to an SSL one"
     ]
+
+
+def test_a_box_alone_with_encrypted_listeners_has_no_certificate_for_other_boxes() -> None:
+    """Each of its processes logged at its start that the authorities of other boxes were missing."""
+    assert boxes_use_tls("SSL", "BOXES")
+    assert not any(boxes_use_tls(*case) for case in (("SSL", ""), ("SASL_SSL", ""), ("PLAINTEXT", "PLAINTEXT")))
