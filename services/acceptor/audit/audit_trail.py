@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
@@ -125,9 +126,11 @@ class PendingChange:
         """What a client named must not end the process of all clients, and does not get past the audit either."""
         from appliance.protocol.forwarded_apis import error_answer  # rarely needed
 
-        self.add(UNREADABLE, self.resource, f"refused: {error!r}")
+        self.add(UNREADABLE, self.resource, f"unreadable: {error!r}")
+        self.refusal = b""  # closes the connection
         payload = pack_kafka_request(header.api_key, header.api_version, "", "", body)
-        self.refusal = error_answer(payload, ErrorCode.UNKNOWN_SERVER_ERROR, UNAUDITED) or b""
+        with suppress(Exception):  # it decodes the request, too
+            self.refusal = error_answer(payload, ErrorCode.UNKNOWN_SERVER_ERROR, UNAUDITED) or b""
 
     def on_answer(self, body: bytes | None) -> None:
         """`body`: of the response to the client; None: it is not known what was carried out."""
