@@ -167,6 +167,7 @@ class KafkaRoutes:
         except MillraceError as problem:
             return self._answer(503, {"error": f"the cluster does not answer: {problem}"})
         if name == READS[GROUP_PATH]:
+            document["now_ms"] = given.now_ms
             document["history"] = self._lags.add(document["group"], given.now_ms, document["lag"])
         return self._answer(200, document)
 

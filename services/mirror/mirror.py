@@ -44,7 +44,7 @@ POSITIONS_AGE_MS_MAX: Final = 3_600_000
 """Positions are committed again after this time, so that the target does not delete them (offsets.retention.minutes)."""
 WAIT_MS_MAX: Final = 500
 STALE_MS: Final = 500
-"""Between two reads the topics of a source whose leaders change."""
+"""Between two requests for the topics of a source whose leaders change."""
 SOURCE_CONNECT_MS: Final = 2_000
 
 MISSING_TOPIC: Final = frozenset((ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID))

@@ -32,7 +32,7 @@ FOLDERS = (*(INGEST / name for name in ("listeners", "protocols", "records", "re
 NO_PARSERS = {
     *(f"records/{name}.py" for name in ("batcher", "intake", "partitioner")),
     *(f"records/{name}.py" for name in ("held_records", "identified_records", "ingest_input", "ingest_ledger", "record_router")),
-    *(f"records/{name}.py" for name in ("acknowledger", "ingest_topics", "live_tap")),
+    *(f"records/{name}.py" for name in ("acknowledger", "ingest_topics", "live_tap", "sender_rights")),
     *(f"protocols/{name}.py" for name in ("session", "elasticsearch/elasticsearch_probes")),
     *(f"listeners/{name}.py" for name in ("half_closed_connections", "listening_socket", "sender_connection")),
     *(f"listeners/{name}.py" for name in ("sender_connections", "sender_datagrams", "sender_limits", "sender_owners", "sender_quotas", "sender_stream")),

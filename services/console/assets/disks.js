@@ -19,7 +19,7 @@ async function lookAtAll() {
 }
 
 function showDisks() {
-  const columns = [["disk", "name"], ["state", ""], ["space", ""], ["free", "number"], ["partitions", "number"], ["records", "number"], ["path", "soft"], ["", ""]];
+  const columns = [["disk", "name"], ["state", ""], ["space", ""], ["free", "number"], ["partitions", "number"], ["holds", "number"], ["path", "soft"], ["", ""]];
   fill($("disks"), columns, now.disks.map((disk) => {
     const used = disk.size_bytes ? 1 - disk.free_bytes / disk.size_bytes : null, state = [badge(disk.state, DISK_KINDS[disk.state] ?? "warn")];
     if (disk.is_draining) state.push(" ", badge("draining", "warn"));

@@ -53,7 +53,7 @@ function showPartitions() {
 }
 
 function drawLag() {
-  const points = one.history, now = points.length ? points[points.length - 1][0] : Date.now(), most = Math.max(...points.map(([, lag]) => lag), 1);
+  const now = one.now_ms, points = one.lag == null ? one.history : [...one.history, [now, one.lag]], most = Math.max(...points.map(([, lag]) => lag), 1);
   const span = Math.max(now - (points[0]?.[0] ?? now), MINUTES_MS);
   $("lag-line").setAttribute("points", points.map(([at, lag]) => `${600 * (1 - (now - at) / span)},${86 - 80 * lag / most}`).join(" "));
   const highest = Math.max(...points.map(([, lag]) => lag), 0);

@@ -25,6 +25,9 @@ def alone(tmp_path: Path) -> Iterator[SteppedCluster]:
 def _others_come(cluster: SteppedCluster, *broker_ids: int) -> None:
     for broker_id in broker_ids:
         cluster.start(broker_id)
+    agent = cluster.controller().agent
+    assert agent is not None
+    cluster.until(lambda: set(broker_ids) <= set(agent.cluster.eligible_brokers()), "the controller counts them")
 
 
 def _replicas(cluster: SteppedCluster, name: str) -> list[tuple[int, ...]]:
