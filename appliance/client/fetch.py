@@ -7,10 +7,9 @@ same time. Weak spot: order is kept within a partition only, as everywhere in Ka
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
-from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from appliance.base.errors import ErrorCode, ProtocolViolation, RequestRefused
 from appliance.base.model import NO_LEADER, BrokerId, Offset, TopicPartition
@@ -20,7 +19,7 @@ from appliance.client.connection import ClientConnection, await_readable
 from appliance.client.errors import METADATA_IS_STALE, ClientFailed, ConnectionLost, ReplyTimedOut, error_code, is_retriable, refused
 from appliance.client.messages import FETCH, ClientFetchRequest, ClientFetchResponse, PartitionOfFetch, PartitionToFetch, TopicToFetch
 from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
-from appliance.records.batch import MAGIC, RECORDS_AT, read_batch_header
+from appliance.records.batch import MAGIC, RECORDS_AT, BatchHeader, read_batch_header
 from appliance.records.compression import CorruptBatch
 from appliance.records.record import Record, iterate_records
 
@@ -247,11 +246,20 @@ class FetchedRecords(NamedTuple):
     next_offset: int
 
 
-def read_fetched(fetched: bytes, fetch_offset: int, records_max: int | None = None, batch_bytes_max: int = MAX_BATCH_BYTES) -> FetchedRecords:
-    """All records at or after `fetch_offset`, or the first `records_max` of them. Raises ProtocolViolation for bytes that are no batches, fail their
-    checksum, or are more than `batch_bytes_max` when decompressed."""
+def read_fetched(fetched: bytes, fetch_offset: int) -> FetchedRecords:
+    """All records at or after `fetch_offset`. Raises ProtocolViolation for bytes that are no batches, fail their checksum, or are more than
+    `MAX_BATCH_BYTES` when decompressed."""
     records: list[Record] = []
     next_offset = fetch_offset
+    for header, batch in _batches(fetched, fetch_offset):
+        if not header.is_control:
+            records += _records_of(batch, header, next_offset, MAX_BATCH_BYTES)
+        next_offset = header.last_offset + 1
+    return FetchedRecords(records, next_offset)
+
+
+def _batches(fetched: bytes, fetch_offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
+    """The whole batches that do not end before `fetch_offset`, not opened yet."""
     position = 0
     while position + RECORDS_AT <= len(fetched):
         header = read_batch_header(fetched, position)
@@ -262,50 +270,82 @@ def read_fetched(fetched: bytes, fetch_offset: int, records_max: int | None = No
         end = position + header.size_bytes
         if end > len(fetched):
             break
-        if header.last_offset >= next_offset:
-            if not header.is_control:
-                left = None if records_max is None else records_max - len(records)
-                records += _open(fetched[position:end], header.base_offset, next_offset, left, batch_bytes_max)
-                if records_max is not None and len(records) >= records_max:
-                    return FetchedRecords(records, records[-1].offset + 1)
-            next_offset = header.last_offset + 1
+        if header.last_offset >= fetch_offset:
+            yield header, fetched[position:end]
+            fetch_offset = header.last_offset + 1
         position = end
-    return FetchedRecords(records, next_offset)
 
 
-def _open(batch: bytes, base_offset: int, next_offset: int, records_max: int | None, batch_bytes_max: int) -> list[Record]:
+def _records_of(batch: bytes, header: BatchHeader, next_offset: int, batch_bytes_max: int) -> Iterator[Record]:
     try:
-        wanted = (record for record in iterate_records(batch, batch_bytes_max) if record.offset >= next_offset)
-        return list(islice(wanted, records_max))
+        for record in iterate_records(batch, batch_bytes_max):
+            if record.offset >= next_offset:
+                yield record
     except CorruptBatch as error:
-        raise ProtocolViolation("fetched_batch", f"the batch at offset {base_offset} is damaged: {error}") from error
+        raise ProtocolViolation("fetched_batch", f"the batch at offset {header.base_offset} is damaged: {error}") from error
 
 
 # ---- one page of a partition, for people
 
 
 PAGE_BYTES_MAX = 4 * 1024 * 1024
+"""As fetched; a page ends after it."""
 PAGE_BATCH_BYTES_MAX = 32 * 1024 * 1024
+PAGE_RECORD_BYTES_MAX = 8 * 1024 * 1024
+"""Of keys, values and headers, decompressed; the record that crosses it is the last."""
 PAGE_FETCHES_MAX = 8
 
 
-def read_page(cluster: ClusterClient, partition: TopicPartition, offset: Offset, end: int, records_max: int) -> FetchedRecords:
-    """Return records from `offset` on, at most `records_max` and none at or after `end`: as many as a few fetches of `PAGE_BYTES_MAX` bring. Aborted
-    transactions are not left out. Raises RequestRefused, ClientFailed or ProtocolViolation."""
-    found = FetchedRecords([], offset)
+class RecordPage:
+    """Records from `next_offset` on, at most `records_max` and none at or after `end`, each as `show` returns it. `show` cuts: 32 MiB of zeros are a
+    batch of 1 kB, so neither whole records nor more than one opened batch are kept."""
+
+    def __init__(self, next_offset: int, end: int, records_max: int, show: Callable[[Record], Any]) -> None:
+        self.records: list[Any] = []
+        self.next_offset = next_offset
+        self._end = end
+        self._records_max = records_max
+        self._show = show
+        self._size_bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.next_offset >= self._end or len(self.records) >= self._records_max or self._size_bytes >= PAGE_RECORD_BYTES_MAX
+
+    def add(self, fetched: bytes) -> None:
+        """Open batches until the page is full. Raises ProtocolViolation."""
+        for header, batch in _batches(fetched, self.next_offset):
+            if not header.is_control:
+                self._open(header, batch)
+            if self.is_full:
+                return
+            self.next_offset = min(header.last_offset + 1, self._end)
+
+    def _open(self, header: BatchHeader, batch: bytes) -> None:
+        for record in _records_of(batch, header, self.next_offset, PAGE_BATCH_BYTES_MAX):
+            if record.offset >= self._end:
+                self.next_offset = self._end
+            if self.is_full:
+                return
+            self.records.append(self._show(record))
+            self._size_bytes += len(record.key or b"") + len(record.value or b"") + sum(len(name) + len(value or b"") for name, value in record.headers)
+            self.next_offset = record.offset + 1
+
+
+def read_page(cluster: ClusterClient, partition: TopicPartition, page: RecordPage) -> None:
+    """Fill a page with as many records as a few fetches of `PAGE_BYTES_MAX` bring. Aborted transactions are not left out. Raises RequestRefused,
+    ClientFailed or ProtocolViolation."""
     backoff = cluster.backoff()
     size_bytes = 0
     for _ in range(PAGE_FETCHES_MAX):
-        left = records_max - len(found.records)
-        if found.next_offset >= end or not left or size_bytes >= PAGE_BYTES_MAX:
+        if page.is_full or size_bytes >= PAGE_BYTES_MAX:
             break
-        fetched = _fetch_once(cluster, partition, found.next_offset, backoff)
+        offset = page.next_offset
+        fetched = _fetch_once(cluster, partition, offset, backoff)
         size_bytes += len(fetched)
-        read = read_fetched(fetched, found.next_offset, left, PAGE_BATCH_BYTES_MAX)
-        if read.next_offset == found.next_offset:
+        page.add(fetched)
+        if page.next_offset == offset:
             break
-        found = FetchedRecords(found.records + [record for record in read.records if record.offset < end], min(read.next_offset, end))
-    return found
 
 
 def _fetch_once(cluster: ClusterClient, partition: TopicPartition, offset: int, backoff: Backoff) -> bytes:

@@ -8,11 +8,12 @@ client of Kafka. GET reads; POST changes something, takes a JSON object, and is 
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
@@ -25,6 +26,9 @@ from services.console.access import Access
 from services.console.box_sample import BoxSample
 from services.console.kafka_workers import KafkaWorkers, WorkersBusy
 from services.console.parameters import Parameters, WrongParameter
+
+if TYPE_CHECKING:
+    from appliance.client.cluster import ClusterClient
 
 RECORD_BODY_BYTES_MAX = 2 << 20
 """The body of a record to produce; others have `application.BODY_BYTES_MAX`."""
@@ -120,7 +124,7 @@ class KafkaRoutes:
         self._access = access
         self._wall_ms = wall_ms
         self._headers = headers
-        self._lags = LagHistory()
+        self._lags, self._lags_lock = LagHistory(), threading.Lock()
 
     def routes(self) -> list[Route]:
         reads = [Route(path, partial(self._read, name)) for path, name in READS.items()]
@@ -153,7 +157,7 @@ class KafkaRoutes:
 
     async def _ask(self, name: str, given: Parameters) -> Response:
         try:
-            document = await self._workers.ask(lambda cluster: function_of(name, self._box)(cluster, given))
+            content = await self._workers.ask(partial(self._content, name, given))
         except WrongParameter as problem:
             return self._answer(400, {"error": str(problem)})
         except RequestRefused as refused:
@@ -166,13 +170,22 @@ class KafkaRoutes:
             return self._answer(502, {"error": str(problem)})
         except MillraceError as problem:
             return self._answer(503, {"error": f"the cluster does not answer: {problem}"})
+        return self._response(200, content)
+
+    def _content(self, name: str, given: Parameters, cluster: ClusterClient) -> bytes:
+        """Return the document as JSON; in the thread, because a page of records may be large."""
+        document = function_of(name, self._box)(cluster, given)
         if name == READS[GROUP_PATH]:
             document["now_ms"] = given.now_ms
-            document["history"] = self._lags.add(document["group"], given.now_ms, document["lag"])
-        return self._answer(200, document)
+            with self._lags_lock:
+                document["history"] = self._lags.add(document["group"], given.now_ms, document["lag"])
+        return orjson.dumps(document)
 
     def _answer(self, status: int, document: dict[str, Any]) -> Response:
-        return Response(orjson.dumps(document) + b"\n", status, media_type="application/json", headers=self._headers)
+        return self._response(status, orjson.dumps(document))
+
+    def _response(self, status: int, content: bytes) -> Response:
+        return Response(content, status, media_type="application/json", headers=self._headers)
 
 
 def status_of(code: ErrorCode) -> int:

@@ -12,7 +12,7 @@ import base64
 from typing import Any
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.base.model import INTERNAL_TOPICS, NO_LEADER, Offset, TopicPartition, topic_name_problem
+from appliance.base.model import INTERNAL_TOPICS, NO_LEADER, TopicPartition, topic_name_problem
 from appliance.client.admin import (
     add_partitions,
     alter_topic_settings,
@@ -25,7 +25,7 @@ from appliance.client.admin import (
 from appliance.client.boxes import BoxContents, contents_of
 from appliance.client.cluster import ClusterClient, TopicMetadata
 from appliance.client.errors import ClientFailed
-from appliance.client.fetch import read_page
+from appliance.client.fetch import RecordPage, read_page
 from appliance.client.producer import BatchProducer, RecordProducer, new_identity
 from appliance.client.trims import Limit, find_trims, trim_records
 from appliance.protocol.config_apis import ConfigSource, DescribedConfig
@@ -182,8 +182,10 @@ def records_document(cluster: ClusterClient, given: Parameters) -> dict[str, Any
         found = int(list_offsets(cluster, [partition], given.moment("time"))[partition].offset)
         wanted = found if found >= 0 else end
     first = min(max(wanted, start), end)
-    page = read_page(cluster, partition, Offset(first), end, count)
     whole = given.flag("whole")
+    shown_bytes, count = (WHOLE_BYTES, 1) if whole else (SHOWN_BYTES, count)
+    page = RecordPage(first, end, count, lambda record: record_document(record, shown_bytes))
+    read_page(cluster, partition, page)
     return {
         "topic": name,
         "partition": partition.partition,
@@ -192,7 +194,7 @@ def records_document(cluster: ClusterClient, given: Parameters) -> dict[str, Any
         "end_offset": end,
         "first_offset": first,
         "next_offset": page.next_offset,
-        "records": [record_document(record, WHOLE_BYTES if whole else SHOWN_BYTES) for record in page.records],
+        "records": page.records,
     }
 
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from appliance.base.errors import ProtocolViolation
-from appliance.client.fetch import read_fetched
+from appliance.client import fetch
+from appliance.client.fetch import PAGE_RECORD_BYTES_MAX, RecordPage, read_fetched
 from appliance.records.batch import ATTRIBUTES_AT, BATCH_LENGTH_AT, CONTROL_FLAG, CRC_AT, MAGIC_AT, batch_crc, stamp_batch
 from appliance.records.builder import BatchBuilder
 from appliance.records.compression import Codec
@@ -49,23 +50,45 @@ def test_a_gap_between_batches_is_passed_over() -> None:
     assert values_of(bytes(make_batch(0, 2) + make_batch(7, 2)), 0) == [0, 1, 7, 8]
 
 
+def page_of(fetched: bytes, offset: int, end: int = 100, wanted: int = 100) -> RecordPage:
+    page = RecordPage(offset, end, wanted, lambda record: record.offset)
+    page.add(fetched)
+    return page
+
+
 def test_as_many_records_as_wanted_are_read_and_the_next_ones_come_next() -> None:
     fetched = bytes(make_batch(0, 3, Codec.GZIP) + make_batch(7, 3))
     for wanted in range(1, 8):
         offset, values = 0, []
-        while records := (read := read_fetched(fetched, offset, wanted)).records:
+        while records := (page := page_of(fetched, offset, wanted=wanted)).records:
             assert len(records) <= wanted
-            offset, values = read.next_offset, values + [int(record.value or b"") for record in records]
+            offset, values = page.next_offset, values + records
         assert values == [0, 1, 2, 7, 8, 9] and offset == 10
 
 
-def test_a_batch_that_is_too_large_when_decompressed_is_refused() -> None:
-    builder = BatchBuilder(Codec.GZIP)
-    builder.append(0, None, bytes(100_000))
-    batch = bytes(builder.build())
-    assert len(batch) < 1_000 and len(read_fetched(batch, 0, 10, 200_000).records) == 1
+@pytest.mark.parametrize(("end", "offsets"), [(2, [0, 1]), (3, [0, 1, 2]), (5, [0, 1, 2]), (8, [0, 1, 2, 7])])
+def test_a_page_has_no_record_at_or_after_its_end(end: int, offsets: list[int]) -> None:
+    page = page_of(bytes(make_batch(0, 3, Codec.GZIP) + make_batch(7, 3)), 0, end)
+    assert (page.records, page.next_offset) == (offsets, end)
+
+
+def zeros(count: int, size_bytes: int) -> bytes:
+    builder = BatchBuilder(Codec.ZSTD)
+    for _ in range(count):
+        builder.append(0, None, bytes(size_bytes))
+    return bytes(builder.build())
+
+
+def test_a_page_ends_with_the_record_that_crosses_its_bytes() -> None:
+    page = page_of(zeros(10, PAGE_RECORD_BYTES_MAX // 4 + 1), 0)
+    assert page.records == [0, 1, 2, 3] and page.next_offset == 4 and page.is_full
+
+
+def test_a_batch_that_is_too_large_when_decompressed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "PAGE_BATCH_BYTES_MAX", 100_000)
+    assert page_of(zeros(1, 99_000), 0).records == [0]
     with pytest.raises(ProtocolViolation, match="offset 0 is damaged"):
-        read_fetched(batch, 0, 10, 50_000)
+        page_of(zeros(1, 100_000), 0)
 
 
 def test_a_damaged_batch_is_not_handed_out() -> None:

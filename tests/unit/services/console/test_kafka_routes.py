@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +20,13 @@ from appliance.client.cluster import ClusterClient
 from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from appliance.records.batch import stamp_batch
 from appliance.records.builder import BatchBuilder
+from appliance.records.compression import Codec
 from appliance.records.record import Record
 from services.console.access import Access
 from services.console.application import BODY_BYTES_MAX, make_application
 from services.console.kafka_routes import CHANGES, GROUPS_KEPT, KEPT_MS, POINT_MS, PRODUCE_PATH, READS, LagHistory, function_of
 from services.console.kafka_workers import WORKERS_MAX, KafkaWorkers, WorkersBusy
-from services.console.topic_documents import record_document
+from services.console.topic_documents import SHOWN_BYTES, WHOLE_BYTES, record_document
 from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker, fetched
 
 HOST = "127.0.0.1:8080"
@@ -45,7 +47,7 @@ class Workers(KafkaWorkers):
         self.asked += 1
         if self._raised is not None:
             raise self._raised
-        return {"group": "g", "lag": 1}
+        return b"{}"
 
 
 REFUSED: list[str] = []
@@ -307,6 +309,38 @@ def test_a_long_value_is_cut_between_characters() -> None:
         assert value["size_bytes"] == 90 and ("ä€😀" * 10).startswith(value["text"]) and shown - 4 < len(value["text"].encode()) <= shown
     broken: Any = Record(0, 0, None, b"ab\xff" * 10, ())  # type: ignore[arg-type]
     assert base64.b64decode(record_document(broken, 7)["value"]["base64"]) == (b"ab\xff" * 10)[:7]
+
+
+def test_a_page_of_zeros_that_a_kilobyte_brought_holds_few_of_them(broker: Broker) -> None:
+    """60 batches of 16 MiB each, compressed to less than 1 kB, would be 1 GB."""
+    builder = BatchBuilder(Codec.ZSTD)
+    builder.append(1_000_000_000_000, None, bytes(16 << 20), (("h", b"v"),))
+    built = builder.build()
+    batches = [bytearray(built) for _ in range(60)]
+    for number, batch in enumerate(batches):
+        stamp_batch(batch, 0, 10 + number, 0)
+    content = b"".join(batches)
+    assert len(content) < 60 * 1_000
+
+    def all_of_them(request: Any) -> dict[str, Any]:
+        return fetched(request.topics[0].partitions[0].partition, content)
+
+    broker.answers[messages.FETCH] = all_of_them
+    tracemalloc.start()
+    try:
+        status, page = ask(f"/api/records?topic={TOPIC}&from=earliest&count=500", real(broker))
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (status, [record["offset"] for record in page["records"]], page["next_offset"]) == (200, [10], 11)
+    assert page["records"][0]["value"] == {"text": "\0" * SHOWN_BYTES, "size_bytes": 16 << 20}
+    assert peak_bytes < 100 << 20
+    whole = ask(f"/api/records?topic={TOPIC}&from=earliest&count=500&whole=1", real(broker))[1]
+    assert [len(record["value"]["text"]) for record in whole["records"]] == [WHOLE_BYTES]
+
+
+def test_a_whole_record_is_one(broker: Broker) -> None:
+    assert len(ask(f"/api/records?topic={TOPIC}&count=3&whole=1", real(broker))[1]["records"]) == 1
 
 
 @pytest.mark.parametrize(
