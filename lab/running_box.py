@@ -10,6 +10,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +18,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -276,6 +279,15 @@ class RunningBox:
                 return error.code, json.load(error)
         except ConnectionError:
             return 0, None  # the console died while it answered
+
+    def get_local(self, path: str) -> tuple[int, Any]:
+        """The same through the console's Unix socket."""
+        with closing(HTTPConnection("localhost", timeout=30)) as connection:
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.connect(self.layout.console_socket)
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, json.load(answer)
 
     # --- the end ---
 

@@ -12,7 +12,7 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 
-from appliance.base.settings import Box
+from appliance.base.settings import Box, KafkaListener
 from appliance.base.zookeeper_member import ZooKeeperMember
 from appliance.security.listeners import SSL, uses_sasl
 
@@ -60,13 +60,14 @@ def peer_warnings(members: Sequence[ZooKeeperMember], broker_id: int, listen: st
 def open_listeners(box: Box) -> list[str]:
     """Return `NAME (ADDRESS:PORT)` of the listeners that clients of other machines may use without
     authentication."""
-    found = []
-    for listener in box.kafka_listeners:
-        client_auth = listener.settings.get("ssl.client.auth", box.setting("ssl.client.auth"))
-        is_authenticated = uses_sasl(listener.protocol) or (listener.protocol == SSL and client_auth == "required")
-        if not is_authenticated and not is_loopback(listener.address):
-            found.append(f"{listener.name} ({listener.address}:{listener.port})")
-    return found
+    found = [listener for listener in box.kafka_listeners if not authenticates(box, listener) and not is_loopback(listener.address)]
+    return [f"{listener.name} ({listener.address}:{listener.port})" for listener in found]
+
+
+def authenticates(box: Box, listener: KafkaListener) -> bool:
+    """Return whether clients of a listener need a login or a certificate."""
+    client_auth = listener.settings.get("ssl.client.auth", box.setting("ssl.client.auth"))
+    return uses_sasl(listener.protocol) or (listener.protocol == SSL and client_auth == "required")
 
 
 def access_warning(box: Box) -> str | None:

@@ -1,10 +1,11 @@
 """Which client may see details, read records, and change something.
 
 Pure. Details, records and changes are for `http.details.allowed.networks` and the Unix socket; with
-an authorizer only the Unix socket reads records, because the console has the rights of the box. A
-change needs more, until the console knows users: no authorizer, a console that listens on loopback
-alone, a client on this machine without a proxy before it, and a request that no page of another
-site can send. Weak: each user of the machine reaches loopback, as with the Kafka port.
+an authorizer, or where Kafka clients need a login or a certificate, only the Unix socket reads
+records, because the console has the rights of the box. A change needs more, until the console knows
+users: no authorizer, a console that listens on loopback alone, a client on this machine, and a
+request that no page of another site can send. Weak: each user of the machine reaches loopback, as
+with the Kafka port, and so does each client of a proxy that adds no header: it needs a login.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ JSON = "application/json"
 _LOOPBACK = read_networks("127.0.0.0/8, ::1")
 ELSEWHERE = "this is for http.details.allowed.networks only, or by the command `millrace` on the box"
 WITH_AUTHORIZER = "the box has an authorizer, and the console has no users: use the command or a client that logs in"
+WITH_LOGINS = "Kafka clients of the box need a login or a certificate, and the console has no users: use the command or a client that logs in"
 
 
 class Access(NamedTuple):
-    """`is_local`: the console listens on loopback alone."""
+    """`is_local`: the console listens on loopback alone. `needs_login`: each listener for Kafka clients
+    needs a login or a certificate."""
 
     details_networks: Sequence[Network]
     has_authorizer: bool = False
     is_local: bool = False
+    needs_login: bool = False
 
     def sees_details(self, request: Request) -> bool:
         """Whether a client sees paths, process ids and senders. A Unix socket has no address."""
@@ -41,6 +45,8 @@ class Access(NamedTuple):
             return None
         if self.has_authorizer:
             return WITH_AUTHORIZER
+        if self.needs_login:
+            return WITH_LOGINS
         return None if self.sees_details(request) and is_asked_for(request) else ELSEWHERE
 
     def why_no_changes(self, request: Request) -> str | None:

@@ -28,7 +28,7 @@ from appliance.base.http_hosts import box_names
 from appliance.base.networks import read_networks
 from appliance.ipc.frames import listen_unix
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
-from appliance.runtime.ensemble_checks import is_loopback
+from appliance.runtime.ensemble_checks import authenticates, is_loopback
 from appliance.runtime.process_cost import CostReport
 from appliance.runtime.service_main import StopRequest
 from appliance.runtime.shared_memory import SharedMemoryWatch
@@ -41,7 +41,7 @@ from services.console.box_sample import BoxReader
 from services.console.console_connections import ConsoleConnections, bounded_protocol
 from services.console.console_groups import GroupQuestions
 from services.console.console_host import HostFigures
-from services.console.kafka_workers import KafkaWorkers
+from services.console.kafka_workers import KafkaWorkers, own_kafka, security_of
 from services.console.search_processes import SearchProcesses
 from services.console.watch import BoxMonitor
 
@@ -190,10 +190,15 @@ def run_console(context: ServiceContext, stop: StopRequest) -> None:
                 read_networks(context.box.text("http.details.allowed.networks")),
                 bool(context.box.text("authorizer.class.name")),
                 is_loopback(listening.getsockname()[0]),
+                all(authenticates(context.box, each) for each in context.box.kafka_listeners),
             ),
             partial(_count_refused, context.counters),
             SearchProcesses(context.layout, context.box.integer("search.processes.max")),
-            KafkaWorkers(context.box.local_kafka, partial(_count_refused, context.counters, "busy")),
+            KafkaWorkers(
+                own_kafka(context.box, context.layout),
+                partial(_count_refused, context.counters, "busy"),
+                security=partial(security_of, context.box),
+            ),
         ),
         http=bounded_protocol(connections),
         ws="none",

@@ -21,11 +21,11 @@ from appliance.base.model import NO_LEADER
 from appliance.client.peer_stream import peer_context
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.runtime.agent import ServiceContext
-from appliance.security.listeners import PLAINTEXT
 from appliance.shm.counters import read_counters
 from services.console import host_topic
 from services.console.host_figures import HostReading, LogDirectorySpace, devices_of, host_records, read_host
 from services.console.host_topic import RESPONSE_BYTES_MAX, error_name
+from services.console.kafka_workers import own_kafka
 
 TRY_SECONDS = 10.0
 WAITING_MAX = 1_000
@@ -51,10 +51,7 @@ class HostFigures:
         self._clock = context.clock
         self._topic = box.text("host.figures.topic")
         self.interval_seconds = box.integer("host.figures.interval.ms") / 1000
-        self._address = box.local_kafka
-        """host and port, or the path of the Unix socket where each listener needs TLS or a login"""
-        if box.kafka_listeners[0].protocol != PLAINTEXT:
-            self._address = context.layout.kafka_socket, 0
+        self._address = own_kafka(box, context.layout)
         self._tls = peer_context(box, context.log)
         self._host = os.uname().nodename
         self.waiting: deque[tuple[int, bytes]] = deque()

@@ -2,7 +2,7 @@
 stop the loop.
 
 Owned by the console's loop. Each request has a thread and a client of its own, at most
-`WORKERS_MAX` at a time, and connects to the Kafka port of its box. A request that takes longer than
+`WORKERS_MAX` at a time, and connects to its box as `own_kafka` says. A request that takes longer than
 `answer_seconds` is answered without it; its thread counts until it has ended, which the client's
 time-outs enforce. Weak: a connection for each request costs about 2 ms.
 """
@@ -14,10 +14,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from appliance.base.errors import MillraceError
+from appliance.base.layout import BoxLayout
+from appliance.base.settings import Box
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
+from appliance.security.listeners import PLAINTEXT, is_encrypted
 
 if TYPE_CHECKING:
     from appliance.client.cluster import ClusterClient
+    from appliance.client.security import ClientSecurity
 
 WORKERS_MAX = 4
 ANSWER_SECONDS = 20.0
@@ -30,15 +34,38 @@ RESPONSE_BYTES_MAX = 32 << 20
 Question = Callable[["ClusterClient"], Any]
 
 
+def own_kafka(box: Box, layout: BoxLayout) -> tuple[str, int]:
+    """Return where the console reaches its box: host and port, or the path of the Unix socket and 0
+    if the first listener needs TLS or a login."""
+    return box.local_kafka if box.kafka_listeners[0].protocol == PLAINTEXT else (layout.kafka_socket, 0)
+
+
+def security_of(box: Box) -> ClientSecurity | None:
+    """Return how other boxes are reached; OpenSSL is loaded only where they have TLS."""
+    if not is_encrypted(box.kafka_listeners[0].protocol):
+        return None
+    from appliance.client.security import box_security
+
+    return box_security(box)
+
+
 class WorkersBusy(MillraceError):
     """As many requests wait for the cluster as may."""
 
 
 class KafkaWorkers:
-    """`address`: where the box serves Kafka to itself. `on_refused` counts requests without a thread."""
+    """`address`: where the box serves Kafka to itself; `security`: how other boxes are reached.
+    `on_refused` counts requests without a thread."""
 
-    def __init__(self, address: tuple[str, int], on_refused: Callable[[], None] = lambda: None, answer_seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        on_refused: Callable[[], None] = lambda: None,
+        answer_seconds: float = ANSWER_SECONDS,
+        security: Callable[[], ClientSecurity | None] = lambda: None,
+    ) -> None:
         self._address = address
+        self._security = security
         self._on_refused = on_refused
         self._answer_seconds = answer_seconds
         self.running = 0
@@ -73,6 +100,7 @@ class KafkaWorkers:
                 request_timeout_ms=REQUEST_MS,
                 retry_ms=RETRY_MS,
                 response_bytes_max=RESPONSE_BYTES_MAX,
+                security=self._security(),
             ) as cluster:
                 result = question(cluster)
         except BaseException as raised:  # the one that asked gets it

@@ -153,6 +153,7 @@ def test_the_command_and_the_console_connect_with_the_certificate_of_the_box(pla
     shown = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
     assert shown.returncode == 0 and "syslog" in shown.stdout, shown
     eventually(lambda: place.box.counters("console").values["host_figures.records"], "the console writes the figures of the machine")
+    assert place.box.get("/api/topic?topic=syslog")[0] == 200
 
 
 class ChangingBoxes(ThreeBoxes):
@@ -245,6 +246,9 @@ def _change(boxes: ChangingBoxes) -> None:
     assert producer.flush(120) == 0 and len(acknowledged) == sent
     for box in boxes.boxes.values():
         assert set(ports(box)) == {"BOXES"}
+        status, document = box.get_local("/api/boxes")
+        assert status == 200 and [each["answers"] for each in document["boxes"]] == [True] * 3
+        assert box.get("/api/boxes")[0] == 403, "without a certificate nothing is read"
     consumer = Consumer({**boxes.client_settings(), "group.id": "all", "auto.offset.reset": "earliest", "isolation.level": "read_committed"})
     consumer.subscribe(["t"])
     found: list[bytes] = []

@@ -168,6 +168,12 @@ def test_metadata_leads_back_to_the_socket(place: Place) -> None:
         assert [str(address) for address in cluster.metadata([]).brokers.values()] == [f"unix:{place.socket}"]
 
 
+def test_the_console_asks_through_the_socket_and_answers_to_its_own(place: Place) -> None:
+    status, document = place.box.get_local("/api/boxes")
+    assert (status, [box["answers"] for box in document.get("boxes", [])]) == (200, [True])
+    assert place.box.get("/api/boxes")[0] == 403
+
+
 def test_bytes_that_are_no_request_end_the_connection_and_passed_descriptors_are_dropped(place: Place) -> None:
     before, passed = len(os.listdir(f"/proc/{place.box.pid('acceptor@0')}/fd")), 200
     with socket.socket(socket.AF_UNIX) as client, socket.socket(socket.AF_UNIX) as other:

@@ -116,6 +116,7 @@ def test_no_page_of_another_site_and_no_proxy_changes_anything(path: str, change
         (LOCAL._replace(is_local=False), "127.0.0.1", False, "listens beyond loopback"), (LOCAL._replace(is_local=False), "", False, "listens beyond loopback"),
         (LOCAL._replace(has_authorizer=True), "127.0.0.1", False, "has an authorizer"), (LOCAL._replace(has_authorizer=True), "", False, "has an authorizer"),
         (LOCAL._replace(details_networks=()), "127.0.0.1", False, "http.details.allowed.networks"),
+        (LOCAL._replace(needs_login=True), "127.0.0.1", False, "need a login or a certificate"), (LOCAL._replace(needs_login=True), "", True, None),
     ],
 )  # fmt: skip
 def test_changes_are_for_this_machine_without_an_authorizer_and_the_page_learns_why_not(access: Access, client: str, may_change: bool, words: str) -> None:
@@ -134,6 +135,7 @@ def test_changes_are_for_this_machine_without_an_authorizer_and_the_page_learns_
         (LOCAL, "127.0.0.1", {}, 200), (LOCAL, "127.0.0.1", {"x_millrace": None}, 200), (LOCAL, "10.0.0.7", {}, 403),
         (LOCAL, "127.0.0.1", {"x_millrace": None, "user_agent": "Mozilla/5.0"}, 403), (LOCAL._replace(has_authorizer=True), "127.0.0.1", {}, 403),
         (LOCAL._replace(has_authorizer=True), "", {}, 200), (LOCAL._replace(is_local=False), "127.0.0.1", {}, 200),
+        (LOCAL._replace(needs_login=True), "127.0.0.1", {}, 403), (LOCAL._replace(needs_login=True), "", {}, 200),
     ],
 )  # fmt: skip
 def test_records_and_settings_are_read_by_allowed_networks_and_with_an_authorizer_by_the_unix_socket(
