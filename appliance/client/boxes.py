@@ -103,10 +103,10 @@ def describe_boxes(cluster: ClusterClient) -> list[BoxDescription]:
     return boxes
 
 
-def contents_of(cluster: ClusterClient, broker_id: int, topic: TopicMetadata | None = None) -> BoxContents:
-    """Return what lies on a box's disks, or only what lies there of `topic`."""
+def contents_of(cluster: ClusterClient, broker_id: int, topic: TopicMetadata | None = None, timeout_ms: int | None = None) -> BoxContents:
+    """Return what lies on a box's disks, or only what lies there of `topic`. `timeout_ms` None: that of the client."""
     only = None if topic is None else (LogDirTopicToDescribe(topic.name, tuple(each.partition for each in topic.partitions)),)
-    body = cluster.ask_broker(BrokerId(broker_id), DESCRIBE_LOG_DIRS, DescribeLogDirsRequest(only))
+    body = cluster.ask_broker(BrokerId(broker_id), DESCRIBE_LOG_DIRS, DescribeLogDirsRequest(only), timeout_ms)
     disks, sizes, paths = [], {}, {}
     for result in body.results:
         disks.append(DiskSize(result.log_dir, ErrorCode(result.error_code), result.total_bytes, result.usable_bytes))

@@ -166,6 +166,11 @@ def _count_refused(counters: Counters, reason: str) -> None:
     counters.counter(f'console.refused{{reason="{reason}"}}').add()
 
 
+def _log_failed(context: ServiceContext, words: str) -> None:
+    _count_refused(context.counters, "failed")
+    context.log.error(words)
+
+
 def _count_closed(counters: Counters, reason: str) -> None:
     counters.counter(f'console.closed{{reason="{reason}"}}').add()
 
@@ -198,6 +203,7 @@ def run_console(context: ServiceContext, stop: StopRequest) -> None:
                 own_kafka(context.box, context.layout),
                 partial(_count_refused, context.counters, "busy"),
                 security=partial(security_of, context.box),
+                on_failed=partial(_log_failed, context),
             ),
         ),
         http=bounded_protocol(connections),

@@ -18,7 +18,7 @@ from appliance.base.model import NO_LEADER, BrokerId, TopicId
 from appliance.client.boxes import describe_boxes, ongoing_reassignments
 from appliance.client.cluster import ClusterClient
 from appliance.cluster.disk_moves import DrainTarget, DrainView, drain_view, standing_moves
-from appliance.ipc.move_orders import cancel_drain, order_moves
+from appliance.ipc.move_orders import Patience, cancel_drain, order_moves
 from appliance.runtime.unit_process import SYSTEMD
 from services.console.box_sample import BoxSample
 from services.console.disk_sample import DiskSample
@@ -27,6 +27,8 @@ from services.console.parameters import Parameters, WrongParameter
 
 PARTITIONS_SHOWN = 500
 """Of a disk, the largest first; and of reassignments and moves."""
+PATIENCE = Patience(1, 15_000)
+"""Shorter than `kafka_workers.ANSWER_SECONDS`: no order is given after the page said that it failed."""
 
 
 class DiskContents:
@@ -79,7 +81,7 @@ class DiskContents:
             words = f"the console of an installed box gives no orders about disks; run: sudo millrace disk drain {name}"
             raise RequestRefused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, words)
         if given.flag("cancel"):
-            cancel_drain(self._layout, name)
+            cancel_drain(self._layout, name, PATIENCE)
             return {"disk": name}
         view = self._view(sample, name)
         plan = view.plan()
@@ -89,7 +91,7 @@ class DiskContents:
             without = f"{len(plan.unplaced)} partitions of disk {name} fit on no other disk; add one: millrace disk add PATH"
             raise RequestRefused(ErrorCode.INVALID_REQUEST, without)
         if given.flag("execute"):
-            order_moves(self._layout, name, [[move.topic, move.partition, move.target_disk] for move in plan.moves], None)
+            order_moves(self._layout, name, [[move.topic, move.partition, move.target_disk] for move in plan.moves], None, PATIENCE)
         moves = [move._asdict() for move in plan.moves[:PARTITIONS_SHOWN]]
         return {"disk": name, "moves": moves, "moves_count": len(plan.moves), "size_bytes": plan.size_bytes, "standing": len(view.moves)}
 

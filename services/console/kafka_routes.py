@@ -8,9 +8,10 @@ client of Kafka. GET reads; POST changes something, takes a JSON object, and is 
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Hashable
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from appliance.base.clock import SystemClock
 from appliance.base.errors import ErrorCode, MillraceError, ProtocolViolation, RequestRefused
 from appliance.base.layout import BoxLayout
 from services.console.access import Access
@@ -34,6 +36,9 @@ RECORD_BODY_BYTES_MAX = 2 << 20
 """The body of a record to produce; others have `application.BODY_BYTES_MAX`."""
 PRODUCE_PATH = "/api/records/produce"
 GROUP_PATH = "/api/group"
+DISKS_PATH = "/api/disks"
+KEPT_MS_BY_PATH = {DISKS_PATH: 1_000, "/api/groups": 4_000, "/api/boxes": 15_000}
+"""How long these answers are kept for other pages: to look at all groups or boxes is dear."""
 OF_DISKS = "box_documents.DiskContents"
 """Its methods also need the console's samples."""
 
@@ -44,7 +49,7 @@ READS = {
     "/api/groups": "group_documents.groups_document",
     GROUP_PATH: "group_documents.group_document",
     "/api/boxes": "box_documents.boxes_document",
-    "/api/disks": f"{OF_DISKS}.document",
+    DISKS_PATH: f"{OF_DISKS}.document",
 }
 CHANGES = {
     "/api/topic/create": "topic_documents.create",
@@ -84,6 +89,41 @@ def function_of(name: str, box: SampledBox) -> Callable[..., Any]:
 POINT_MS = 10_000
 KEPT_MS = 3_600_000
 GROUPS_KEPT = 32
+ANSWERS_KEPT = 16
+
+
+class KeptAnswers:
+    """Answers that all pages share: each is made once at a time, and if it is good kept for a while."""
+
+    def __init__(self, monotonic_ms: Callable[[], int]) -> None:
+        self._monotonic_ms = monotonic_ms
+        self._kept: dict[Hashable, tuple[asyncio.Task[Response], list[int]]] = {}
+        """with the time until which it is kept, in ms"""
+
+    async def get(self, key: Hashable, kept_ms: int, make: Callable[[], Coroutine[Any, Any, Response]]) -> Response:
+        task, until = self._kept.get(key, (None, [0]))
+        if task is None or (task.done() and self._monotonic_ms() >= until[0]):
+            self._drop_oldest(key)
+            until = [0]
+            task = asyncio.get_running_loop().create_task(self._make(make, kept_ms, until))
+            self._kept[key] = task, until
+        return await asyncio.shield(task)
+
+    async def _make(self, make: Callable[[], Coroutine[Any, Any, Response]], kept_ms: int, until: list[int]) -> Response:
+        response = await make()
+        if response.status_code == 200:
+            until[0] = self._monotonic_ms() + kept_ms
+        return response
+
+    def _drop_oldest(self, key: Hashable) -> None:
+        self._kept.pop(key, None)
+        done = [each for each, (task, _) in self._kept.items() if task.done()]
+        for each in done[: max(0, len(self._kept) + 1 - ANSWERS_KEPT)]:
+            del self._kept[each]
+
+    def forget(self) -> None:
+        """After a change, so that the page sees it."""
+        self._kept.clear()
 
 
 class LagHistory:
@@ -91,19 +131,20 @@ class LagHistory:
     is open. Of more than `GROUPS_KEPT` groups those are forgotten whose pages were read longest ago."""
 
     def __init__(self) -> None:
-        self._points: dict[str, deque[tuple[int, int]]] = {}
+        self._points: dict[str, deque[tuple[int, int, int]]] = {}
 
-    def add(self, group: str, now_ms: int, lag: int | None) -> list[tuple[int, int]]:
-        """Add a point, unless one is younger than `POINT_MS`; return those of the last hour."""
+    def add(self, group: str, now_ms: int, wall_ms: int, lag: int | None) -> list[tuple[int, int]]:
+        """Add a point, unless one is younger than `POINT_MS`; return those of the last hour, with their
+        wall times. `now_ms`, of the monotonic clock, is what ages are measured by."""
         points = self._points.pop(group, None) or deque(maxlen=KEPT_MS // POINT_MS)
         self._points[group] = points
         while len(self._points) > GROUPS_KEPT:
             del self._points[next(iter(self._points))]
         if lag is not None and (not points or now_ms - points[-1][0] >= POINT_MS):
-            points.append((now_ms, lag))
+            points.append((now_ms, wall_ms, lag))
         while points and now_ms - points[0][0] > KEPT_MS:
             points.popleft()
-        return list(points)
+        return [(point_ms, point_lag) for _, point_ms, point_lag in points]
 
 
 class KafkaRoutes:
@@ -125,6 +166,7 @@ class KafkaRoutes:
         self._wall_ms = wall_ms
         self._headers = headers
         self._lags, self._lags_lock = LagHistory(), threading.Lock()
+        self._kept = KeptAnswers(SystemClock.monotonic_ms)
 
     def routes(self) -> list[Route]:
         reads = [Route(path, partial(self._read, name)) for path, name in READS.items()]
@@ -139,7 +181,9 @@ class KafkaRoutes:
     async def _read(self, name: str, request: Request) -> Response:
         if (why := self._access.why_not_read(request)) is not None:
             return self._answer(403, {"error": why})
-        return await self._ask(name, Parameters(dict(request.query_params), self._wall_ms()))
+        ask = partial(self._ask, name, Parameters(dict(request.query_params), self._wall_ms()))
+        kept_ms = KEPT_MS_BY_PATH.get(request.url.path)
+        return await ask() if kept_ms is None else await self._kept.get((name, request.url.query), kept_ms, ask)
 
     async def _change(self, name: str, request: Request) -> Response:
         if (refused := self._access.why_not_change(request)) is not None:
@@ -153,11 +197,14 @@ class KafkaRoutes:
             return self._answer(400, {"error": f"the body is no JSON: {problem}"})
         if not isinstance(given, dict):
             return self._answer(400, {"error": "the body must be a JSON object"})
-        return await self._ask(name, Parameters(given, self._wall_ms()))
+        try:
+            return await self._ask(name, Parameters(given, self._wall_ms()))
+        finally:
+            self._kept.forget()
 
     async def _ask(self, name: str, given: Parameters) -> Response:
         try:
-            content = await self._workers.ask(partial(self._content, name, given))
+            content = await self._workers.ask(partial(self._content, name, given), name != READS[DISKS_PATH])
         except WrongParameter as problem:
             return self._answer(400, {"error": str(problem)})
         except RequestRefused as refused:
@@ -170,6 +217,9 @@ class KafkaRoutes:
             return self._answer(502, {"error": str(problem)})
         except MillraceError as problem:
             return self._answer(503, {"error": f"the cluster does not answer: {problem}"})
+        except Exception as problem:
+            self._workers.on_failed(f"a request failed in {name}: {type(problem).__name__}: {problem}")
+            return self._answer(500, {"error": "the console could not carry this out; its log says why"})
         return self._response(200, content)
 
     def _content(self, name: str, given: Parameters, cluster: ClusterClient) -> bytes:
@@ -178,7 +228,7 @@ class KafkaRoutes:
         if name == READS[GROUP_PATH]:
             document["now_ms"] = given.now_ms
             with self._lags_lock:
-                document["history"] = self._lags.add(document["group"], given.now_ms, document["lag"])
+                document["history"] = self._lags.add(document["group"], SystemClock.monotonic_ms(), given.now_ms, document["lag"])
         return orjson.dumps(document)
 
     def _answer(self, status: int, document: dict[str, Any]) -> Response:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from appliance.client.security import ClientSecurity
 
 WORKERS_MAX = 4
+OWN_WORKERS = 1
+"""More, for what needs no broker: the disks are shown while all others wait for one."""
 ANSWER_SECONDS = 20.0
 """Shorter than `console_connections.ANSWER_SECONDS`, so that the client learns the reason."""
 CONNECT_MS = 2_000
@@ -55,7 +57,8 @@ class WorkersBusy(MillraceError):
 
 class KafkaWorkers:
     """`address`: where the box serves Kafka to itself; `security`: how other boxes are reached.
-    `on_refused` counts requests without a thread."""
+    `on_refused` counts requests without a thread, `on_failed` logs those that raise what they should
+    not."""
 
     def __init__(
         self,
@@ -63,17 +66,19 @@ class KafkaWorkers:
         on_refused: Callable[[], None] = lambda: None,
         answer_seconds: float = ANSWER_SECONDS,
         security: Callable[[], ClientSecurity | None] = lambda: None,
+        on_failed: Callable[[str], None] = lambda _words: None,
     ) -> None:
+        self.on_failed = on_failed
         self._address = address
         self._security = security
         self._on_refused = on_refused
         self._answer_seconds = answer_seconds
         self.running = 0
 
-    async def ask(self, question: Question) -> Any:
+    async def ask(self, question: Question, needs_broker: bool = True) -> Any:
         """Return what `question` returns or raises; TimeoutError if it takes too long, `WorkersBusy` if
         there is no thread for it."""
-        if self.running >= WORKERS_MAX:
+        if self.running >= WORKERS_MAX + (0 if needs_broker else OWN_WORKERS):
             self._on_refused()
             raise WorkersBusy(f"{WORKERS_MAX} requests wait for the cluster already; try again in a moment")
         loop = asyncio.get_running_loop()
@@ -87,26 +92,31 @@ class KafkaWorkers:
         return await asyncio.wait_for(answer, self._answer_seconds)
 
     def _work(self, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any], question: Question) -> None:
-        from appliance.client.address import Address
-        from appliance.client.cluster import ClusterClient  # 3 MB that a console without such requests saves
-
         result: Any = None
         problem: BaseException | None = None
         try:
-            with ClusterClient(
-                [Address(*self._address)],
-                client_id="millrace-console",
-                connect_timeout_ms=CONNECT_MS,
-                request_timeout_ms=REQUEST_MS,
-                retry_ms=RETRY_MS,
-                response_bytes_max=RESPONSE_BYTES_MAX,
-                security=self._security(),
-            ) as cluster:
-                result = question(cluster)
+            result = self._result_of(question)
+        except StopIteration as raised:  # a future takes none
+            problem = RuntimeError(f"a question raised {raised!r}")
         except BaseException as raised:  # the one that asked gets it
             problem = raised
         if not loop.is_closed():
             loop.call_soon_threadsafe(self._on_result, answer, result, problem)
+
+    def _result_of(self, question: Question) -> Any:
+        from appliance.client.address import Address
+        from appliance.client.cluster import ClusterClient  # 3 MB that a console without such requests saves
+
+        with ClusterClient(
+            [Address(*self._address)],
+            client_id="millrace-console",
+            connect_timeout_ms=CONNECT_MS,
+            request_timeout_ms=REQUEST_MS,
+            retry_ms=RETRY_MS,
+            response_bytes_max=RESPONSE_BYTES_MAX,
+            security=self._security(),
+        ) as cluster:
+            return question(cluster)
 
     def _on_result(self, answer: asyncio.Future[Any], result: Any, problem: BaseException | None) -> None:
         self.running -= 1

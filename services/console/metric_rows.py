@@ -439,7 +439,7 @@ SCRAPE = (
     counter(
         "console_refused_requests",
         "console.refused",
-        "Refused requests, by reason: cross_site, unknown_host (web pages of other sites), change (not allowed), busy.",
+        "Refused requests, by reason: cross_site, unknown_host (web pages of other sites), change (not allowed), busy, failed (see the log).",
         ("process", "reason"),
     ),
     counter(

@@ -14,6 +14,7 @@ from typing import Any
 from appliance.base.time_texts import parse_moment
 
 NUMBER_MAX = (1 << 63) - 1
+INT32_MAX = (1 << 31) - 1
 SHOWN_CHARACTERS = 40
 
 
@@ -64,8 +65,8 @@ class Parameters:
             raise WrongParameter(f"{name} is {str(value)[:SHOWN_CHARACTERS]!r}; it must be a whole number between {low} and {high}")
         return value
 
-    def optional_number(self, name: str) -> int | None:
-        return None if self._given.get(name) in (None, "") else self.number(name)
+    def optional_number(self, name: str, high: int = INT32_MAX) -> int | None:
+        return None if self._given.get(name) in (None, "") else self.number(name, high=high)
 
     def flag(self, name: str) -> bool:
         """Return whether a flag is set; left out, it is not."""

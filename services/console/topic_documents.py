@@ -27,11 +27,11 @@ from appliance.client.cluster import ClusterClient, TopicMetadata
 from appliance.client.errors import ClientFailed
 from appliance.client.fetch import RecordPage, read_page
 from appliance.client.producer import BatchProducer, RecordProducer, new_identity
-from appliance.client.trims import Limit, find_trims, trim_records
+from appliance.client.trims import Limit, Trim, find_trims, trim_records
 from appliance.protocol.config_apis import ConfigSource, DescribedConfig
 from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from appliance.records.record import Record
-from services.console.parameters import Parameters, WrongParameter, content_of
+from services.console.parameters import NUMBER_MAX, Parameters, WrongParameter, content_of
 
 RECORDS_MAX = 500
 SHOWN_BYTES = 16 << 10
@@ -39,6 +39,10 @@ SHOWN_BYTES = 16 << 10
 WHOLE_BYTES = 1 << 20
 HEADERS_SHOWN = 100
 DELIVERY_MS = 8_000
+SIZES_MS = 2_000
+"""Boxes are asked one after the other for sizes, which the page can do without."""
+INT16_MAX = (1 << 15) - 1
+NAMED_MAX = 20
 SOURCES = {ConfigSource.TOPIC: "topic", ConfigSource.DEFAULT: "default"}
 """Where a value comes from; anything else is a setting of the box or of all boxes."""
 
@@ -92,7 +96,7 @@ def _contents(cluster: ClusterClient, topic: TopicMetadata) -> dict[int, BoxCont
     found = {}
     for broker in sorted({replica for part in topic.partitions for replica in part.assigned_replicas}):
         try:
-            found[int(broker)] = contents_of(cluster, broker, topic)
+            found[int(broker)] = contents_of(cluster, broker, topic, SIZES_MS)
         except (ClientFailed, RequestRefused):
             continue
     return found
@@ -113,7 +117,7 @@ def create(cluster: ClusterClient, given: Parameters) -> dict[str, Any]:
     """Create a topic."""
     given.require_known("topic", "partitions", "replication_factor", "settings")
     name = topic_of(given)
-    partitions, replicas = given.optional_number("partitions"), given.optional_number("replication_factor")
+    partitions, replicas = given.optional_number("partitions"), given.optional_number("replication_factor", INT16_MAX)
     create_topic(cluster, name, partitions=partitions, replication_factor=replicas, configs=given.texts("settings"))
     return {"topic": name}
 
@@ -138,15 +142,33 @@ def alter(cluster: ClusterClient, given: Parameters) -> dict[str, Any]:
 def trim(cluster: ClusterClient, given: Parameters) -> dict[str, Any]:
     """Plan which records go, and with `execute` delete them."""
     given.require_known("topic", "partition", "offset", "time", "execute")
-    name, offset = topic_of(given), given.optional_number("offset")
+    name, offset = topic_of(given), given.optional_number("offset", NUMBER_MAX)
     time_ms = given.moment("time") if given.text("time", "") else None
     if (offset is None) == (time_ms is None):
         raise WrongParameter("give either offset or time")
     trims = find_trims(cluster, describe_topic(cluster, name), Limit(offset, time_ms), given.optional_number("partition"))
     if given.flag("execute"):
-        for refusal in trim_records(cluster, name, trims).values():
-            raise refusal
-    return {"topic": name, "trims": [each._asdict() for each in trims], "records": sum(each.new_start - each.start for each in trims)}
+        _carry_out(cluster, name, trims)
+    records = sum(each.new_start - each.start for each in trims)
+    return {"topic": name, "time": time_ms, "trims": [each._asdict() for each in trims], "records": records}
+
+
+def _carry_out(cluster: ClusterClient, name: str, trims: list[Trim]) -> None:
+    """Trim; raise the first refusal, with what was done in spite of it."""
+    refused = {key.partition: refusal for key, refusal in trim_records(cluster, name, trims).items()}
+    if not refused:
+        return
+    number, refusal = min(refused.items())
+    done = [each.partition for each in trims if each.new_start > each.start and each.partition not in refused]
+    if not done:
+        raise refusal
+    words = f"the records of {_partitions(done)} are deleted, those of {_partitions(sorted(refused))} are not: partition {number}: {refusal.message}"
+    raise RequestRefused(refusal.code, words)
+
+
+def _partitions(numbers: list[int]) -> str:
+    more = f" and {len(numbers) - NAMED_MAX} more" if len(numbers) > NAMED_MAX else ""
+    return f"partition{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:NAMED_MAX]))}{more}"
 
 
 def delete(cluster: ClusterClient, given: Parameters) -> dict[str, Any]:

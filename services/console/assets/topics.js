@@ -111,13 +111,18 @@ function trimmed({ trims, records }) {
 }
 
 function trimTopic() {
+  let planned = null; // what the preview showed: of an age more would go now
   const asked = ({ partition, before }) => ({ topic: chosen, partition, ...(/^\d{1,11}$/.test(before.trim()) ? { offset: before.trim() } : { time: before.trim() }) });
   openDialog({
     title: "Delete the oldest records", action: "Delete the records", isDanger: true,
     fields: [{ name: "before", label: "Before", required: true, placeholder: "7d", hint: "an age such as 12h or 7d, a time such as 2026-11-21T10:00, or an offset" },
       { name: "partition", label: "Partition", choices: [["", "all"], ...one.partitions.map((part) => [String(part.partition), String(part.partition)])] }],
-    preview: async (given) => trimmed(await postJson("/api/topic/trim", asked(given))),
-    run: (given) => changed("/api/topic/trim", { ...asked(given), execute: true }),
+    preview: async (given) => {
+      const plan = await postJson("/api/topic/trim", asked(given));
+      planned = { ...asked(given), ...(plan.time != null && { time: String(plan.time) }) };
+      return trimmed(plan);
+    },
+    run: () => changed("/api/topic/trim", { ...planned, execute: true }),
   });
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -20,7 +21,7 @@ from appliance.command.failures import UsageProblem
 from appliance.command.moves import move_row
 from appliance.ipc.disk_reports import CAUGHT_UP, COPYING, FAILED, MoveProgress, moves_file, write_moves
 from appliance.ipc.frames import FrameSocket, listen_unix
-from appliance.ipc.move_orders import ask_controller
+from appliance.ipc.move_orders import Patience, ask_controller
 from appliance.ipc.request_frames import IMAGE_CHANGED, MOVE_ORDERS, MOVE_ORDERS_DONE
 from lab.scratch_layout import scratch_layout
 
@@ -140,6 +141,13 @@ def test_orders_are_given_again_when_the_controller_dies_over_them(layout: BoxLa
     asked = serve_controller(layout, None, [["t-0", 56, "Disk d1 is offline."]])
     assert ask_controller(layout, {"disk": "d0"}, pause=lambda _seconds: None) == [["t-0", 56, "Disk d1 is offline."]]
     assert asked == [{"disk": "d0"}] * 2
+
+
+def test_a_silent_controller_is_waited_for_as_long_as_one_has_patience(layout: BoxLayout) -> None:
+    pauses: list[float] = []
+    with closing(listen_unix(layout.controller_socket)), pytest.raises(RequestRefused, match="controller does not answer"):
+        ask_controller(layout, {"disk": "d0"}, pauses.append, patience=Patience(2, 1))
+    assert len(pauses) == 1
 
 
 def test_without_a_controller_the_command_says_so(layout: BoxLayout) -> None:

@@ -7,12 +7,15 @@ import base64
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
+from starlette.responses import Response
 
+from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode, MillraceError, ProtocolViolation, RequestRefused
 from appliance.base.networks import read_networks
 from appliance.client import messages
@@ -24,7 +27,7 @@ from appliance.records.compression import Codec
 from appliance.records.record import Record
 from services.console.access import Access
 from services.console.application import BODY_BYTES_MAX, make_application
-from services.console.kafka_routes import CHANGES, GROUPS_KEPT, KEPT_MS, POINT_MS, PRODUCE_PATH, READS, LagHistory, function_of
+from services.console.kafka_routes import ANSWERS_KEPT, CHANGES, GROUPS_KEPT, KEPT_MS, POINT_MS, PRODUCE_PATH, READS, KeptAnswers, LagHistory, function_of
 from services.console.kafka_workers import WORKERS_MAX, KafkaWorkers, WorkersBusy
 from services.console.topic_documents import SHOWN_BYTES, WHOLE_BYTES, record_document
 from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker, fetched
@@ -39,11 +42,12 @@ class Workers(KafkaWorkers):
     """Answers in the loop, and counts; `raised` instead of an answer."""
 
     def __init__(self, raised: BaseException | None = None) -> None:
-        super().__init__(("127.0.0.1", 1))
+        self.failures: list[str] = []
+        super().__init__(("127.0.0.1", 1), on_failed=self.failures.append)
         self.asked = 0
         self._raised = raised
 
-    async def ask(self, question: Callable[[ClusterClient], Any]) -> Any:
+    async def ask(self, question: Callable[[ClusterClient], Any], needs_broker: bool = True) -> Any:
         self.asked += 1
         if self._raised is not None:
             raise self._raised
@@ -190,12 +194,58 @@ def test_every_route_has_its_function() -> None:
 def test_lag_is_kept_for_an_hour_in_points_of_ten_seconds_and_of_the_groups_that_were_read_last() -> None:
     history = LagHistory()
     for second in range(0, 4_000, 2):
-        points = history.add("readers", second * 1_000, second)
+        points = history.add("readers", second * 1_000, second * 1_000, second)
     assert points[0][0] >= 398_000 and points[-1] == (3_990_000, 3_990) and len(points) == KEPT_MS // POINT_MS
-    assert history.add("readers", 4_000_000, None) == points, "an unknown lag is no point"
+    assert history.add("readers", 4_000_000, 4_000_000, None) == points, "an unknown lag is no point"
     for number in range(GROUPS_KEPT):
-        history.add(f"other {number}", 4_000_000, 1)
-    assert history.add("readers", 4_001_000, 5) == [(4_001_000, 5)]
+        history.add(f"other {number}", 4_000_000, 4_000_000, 1)
+    assert history.add("readers", 4_001_000, 4_001_000, 5) == [(4_001_000, 5)]
+
+
+@pytest.mark.parametrize("step_ms", [-3_600_000, 7_200_000])
+def test_lag_is_kept_although_the_clock_was_set(step_ms: int) -> None:
+    history = LagHistory()
+    history.add("readers", 0, 10_000_000, 1)
+    assert history.add("readers", 10_000, 10_010_000 + step_ms, 2) == [(10_000_000, 1), (10_010_000 + step_ms, 2)]
+
+
+def test_pages_share_an_answer_that_is_made_once_and_kept_for_a_while() -> None:
+    clock = ManualClock()
+    kept = KeptAnswers(clock.monotonic_ms)
+    made: list[Response] = []
+    may_end = asyncio.Event()
+
+    async def make(status: int = 200) -> Response:
+        made.append(Response(str(len(made)), status))
+        await may_end.wait()
+        return made[-1]
+
+    async def run() -> None:
+        first = asyncio.create_task(kept.get("boxes", 1_000, make))
+        others = [asyncio.create_task(kept.get("boxes", 1_000, make)) for _ in range(3)]
+        await asyncio.sleep(0)
+        first.cancel()  # its client has gone; the others wait on
+        may_end.set()
+        assert {(await other).body for other in others} == {b"0"} and len(made) == 1
+        clock.advance_ms(999)
+        assert (await kept.get("boxes", 1_000, make)).body == b"0"
+        clock.advance_ms(1)
+        assert (await kept.get("boxes", 1_000, lambda: make(503))).body == b"1"
+        assert (await kept.get("boxes", 1_000, make)).body == b"2", "a failure is not kept"
+        kept.forget()
+        assert (await kept.get("boxes", 1_000, make)).body == b"3"
+        for number in range(ANSWERS_KEPT):
+            await kept.get(number, 1_000, make)
+        assert (await kept.get("boxes", 1_000, make)).body != b"3" and (await kept.get(ANSWERS_KEPT - 1, 1_000, make)).body == b"19"
+
+    asyncio.run(run())
+
+
+def test_what_nothing_expects_is_answered_and_logged() -> None:
+    workers = Workers(ZeroDivisionError("by zero"))
+    status, document = ask("/api/topic?topic=x", workers)
+    assert (status, workers.failures) == (500, ["a request failed in topic_documents.topic_document: ZeroDivisionError: by zero"])
+    assert "its log says why" in document["error"]
 
 
 # ---- threads
@@ -212,6 +262,8 @@ def test_at_most_some_requests_wait_for_the_cluster_and_their_threads_count_unti
         assert all(isinstance(task.exception(), TimeoutError) for task in waiting), "each was answered without its thread"
         with pytest.raises(WorkersBusy):
             await workers.ask(lambda _cluster: 1)
+        with suppress(TimeoutError):
+            await workers.ask(lambda _cluster: 1, needs_broker=False)
         ending.set()
         while workers.running:
             await asyncio.sleep(0)
@@ -219,6 +271,8 @@ def test_at_most_some_requests_wait_for_the_cluster_and_their_threads_count_unti
         assert await workers.ask(lambda _cluster: 7) == 7
         with pytest.raises(KeyError):
             await workers.ask(lambda _cluster: {}["x"])
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await workers.ask(lambda _cluster: next(iter(())))
         assert workers.running == 0
 
     asyncio.run(run())
@@ -380,6 +434,46 @@ def test_records_are_deleted_after_the_plan_was_shown(broker: Broker) -> None:
     assert broker.count_of("delete_records") == 1
     status, document = ask("/api/topic/trim", real(broker), orjson.dumps({"topic": TOPIC, "offset": 12}))
     assert status == 400 and "each with offsets of its own" in document["error"]
+
+
+def test_of_partitions_that_are_trimmed_and_refused_both_are_said(broker: Broker) -> None:
+    broker.leaders[1] = 1
+    refusals = [{1: ErrorCode.POLICY_VIOLATION}, {0: ErrorCode.POLICY_VIOLATION, 1: ErrorCode.POLICY_VIOLATION}]
+
+    def delete_records(request: Any) -> dict[str, Any]:
+        answer = broker.delete_records(request)
+        for each in answer["topics"][0]["partitions"]:
+            each["error_code"] = int(refusals[0].get(each["partition_index"], ErrorCode.NONE))
+        return answer
+
+    broker.answers[messages.DELETE_RECORDS] = delete_records
+    asked = orjson.dumps({"topic": TOPIC, "time": "1000000000000", "execute": True})
+    status, document = ask("/api/topic/trim", real(broker), asked)
+    assert status == 409 and document["error"].startswith("the records of partition 0 are deleted, those of partition 1 are not: partition 1: ")
+    refusals.pop(0)
+    assert "are deleted" not in ask("/api/topic/trim", real(broker), asked)[1]["error"]
+
+
+def test_the_plan_of_an_age_has_the_time_that_it_meant(broker: Broker) -> None:
+    broker.leaders[1] = 1
+    planned = ask("/api/topic/trim", real(broker), orjson.dumps({"topic": TOPIC, "time": "2001-09-09T01:46:40Z"}))[1]
+    assert (planned["time"], planned["records"]) == (1_000_000_000_000, 8)
+    assert ask("/api/topic/trim", real(broker), orjson.dumps({"topic": TOPIC, "time": str(planned["time"])}))[1] == planned
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/topic/create", {"partitions": 1 << 31}),
+        ("/api/topic/create", {"replication_factor": 1 << 15}),
+        ("/api/topic/alter", {"partitions": 1 << 31}),
+        ("/api/topic/trim", {"offset": 1, "partition": 1 << 31}),
+        (PRODUCE_PATH, {"value": "", "partition": 1 << 31}),
+    ],
+)
+def test_numbers_that_the_protocol_cannot_carry_are_refused(broker: Broker, path: str, body: dict[str, Any]) -> None:
+    status, document = ask(path, real(broker), orjson.dumps({"topic": TOPIC} | body))
+    assert status == 400 and "must be a whole number" in document["error"]
 
 
 def test_a_topic_is_created_altered_and_deleted_with_its_name_only(broker: Broker) -> None:
