@@ -61,3 +61,9 @@ def show_as(driver: webdriver.Chrome, width: int = 1440, height: int = 1500, the
 def complaints(driver: webdriver.Chrome) -> list[dict[str, Any]]:
     """What the page has written to the browser's console since the last look, warnings included."""
     return list(driver.get_log("browser"))  # type: ignore[no-untyped-call]  # selenium declares no type for it
+
+
+def leave(driver: webdriver.Chrome) -> None:
+    """Leave the page of the test before, which asks again and again, and forget what it complained of."""
+    driver.get("about:blank")
+    complaints(driver)

@@ -167,7 +167,7 @@ def test_a_page_of_another_site_changes_nothing_by_the_console(site: Site, page:
     assert "forged" not in admin.list_topics(timeout=20).topics
     page.get(f"{console}/topics")
     assert fetched(page, "/api/topic/create", method="POST", headers=ours, body='{"topic": "our-own"}')[1] == 200
-    assert "our-own" in admin.list_topics(timeout=20).topics
+    eventually(lambda: "our-own" in admin.list_topics(timeout=20).topics, "each acceptor has seen it come")
 
 
 def test_nothing_above_disturbs_programs(site: Site, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, Producer
 from prometheus_client.parser import text_string_to_metric_families
 from selenium import webdriver
 
-from lab.browser import browser, complaints, missing_browser, show_as
+from lab.browser import browser, complaints, leave, missing_browser, show_as
 from lab.running_box import RunningBox, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -28,10 +28,16 @@ SEARCHED = "searched"
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
     """One browser for all tests: a start costs a second and a half of CPU."""
     with browser(tmp_path_factory.mktemp("profile")) as made:
         yield made
+
+
+@pytest.fixture
+def page(driver: webdriver.Chrome) -> webdriver.Chrome:
+    leave(driver)
+    return driver
 
 
 @pytest.fixture(scope="module")
