@@ -27,6 +27,6 @@ uninstall() {
     for path in "${REMARKS[@]}"; do say "remark: $path"; done
     cat >&2 <<REPORT
 Kept: records in ${DISKS[*]:-the log directories}, state in $STATE_DIRECTORY, settings in $SETTINGS_FILE, the users $SYSTEM_USER and $NETWORK_USER, kernel settings until the next start.
-To install again with all of it: sudo ./install.sh. To remove it for ever: sudo rm -r ${DISKS[*]} $STATE_DIRECTORY ${SETTINGS_FILE%/*}; sudo userdel $NETWORK_USER; sudo userdel $SYSTEM_USER
+To install again with all of it: sudo ./install.sh. To remove it for ever: sudo rm -r ${DISKS[*]} $STATE_DIRECTORY ${SETTINGS_FILE%/*}; sudo userdel millrace-mirror; sudo userdel $NETWORK_USER; sudo userdel $SYSTEM_USER
 REPORT
 }

@@ -91,7 +91,7 @@ def plan_units(box: Box, mount_points: Mapping[str, str], load: str = "") -> Uni
         "millrace-console.service": _section("Service", [hidden, *_own_addresses(box, listen if first.protocol == PLAINTEXT else box.local_kafka[0])]),
         # copies between clusters that may be elsewhere: it needs no box here
         "millrace-mirror@.service": _section("Unit", ["ConditionPathExists=", "ConditionPathExists=/etc/millrace/mirror/%i.toml"])
-        + _section("Service", [hidden, *ANY_ADDRESS]),
+        + _section("Service", [f"{hidden} {' '.join([f'-{state}', *disks])}"]),
         "millrace-load.service": _section("Service", [hidden, *(ANY_ADDRESS if _SERVER.search(load) else _own_addresses(box, box.advertise))]),
     }
     network = [] if is_alone(box) else ["PrivateNetwork=no"]

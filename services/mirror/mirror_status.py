@@ -82,6 +82,7 @@ def write_status(path: str, document: dict[str, Any]) -> None:
 def _replace(path: str, text: str) -> None:
     descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     with open(descriptor, "w") as file:
+        os.fchmod(descriptor, 0o644)  # for node_exporter, whatever the umask
         file.write(text)
     os.replace(f"{path}.new", path)
 

@@ -273,6 +273,7 @@ def test_a_mirror_is_a_unit_with_a_file_and_goes_on_after_a_kill(installed: Inst
         partitions = json.loads(shown)["sources"][0]["partitions"] if shown else []
         return [each["lag"] for each in partitions if each["position"] > 0]
 
+    box.output("chgrp millrace-mirror /etc/millrace/mirror/self.toml; chmod 640 /etc/millrace/mirror/self.toml")
     box.output(f"systemctl start {unit}")
     eventually(lambda: lag() == [0], "the first lines are copied", 60)
     pid = box.output(f"systemctl show --property=MainPID --value {unit}").strip()
@@ -280,7 +281,11 @@ def test_a_mirror_is_a_unit_with_a_file_and_goes_on_after_a_kill(installed: Inst
     eventually(lambda: box.output(f"systemctl show --property=MainPID --value {unit}").strip() not in ("0", pid), "it is started again", 60)
     copied = box.output("millrace topic tail copy.mirrored --from-beginning --max 100")
     assert sorted(map(int, copied.split())) == list(range(1, 101))
-    assert "millrace_mirror_lag_records{" in box.path("/run/millrace-mirror/self/status.prom").read_text()
+    assert "millrace_mirror_lag_records{" in box.output("setpriv --reuid=65534 --regid=65534 --clear-groups cat /run/millrace-mirror/self/status.prom")
+    pid = box.output(f"systemctl show --property=MainPID --value {unit}").strip()
+    groups = box.output(f"grep -E '^(Uid|Groups)' /proc/{pid}/status; id -u millrace-mirror; getent group millrace | cut -d: -f3").split()
+    own, others = groups[-2:]
+    assert groups[1] == own and others not in groups[:-1], "it has no right of the box's users"
     box.output(f"systemctl stop {unit}; rm -r /etc/millrace/mirror; millrace topic delete -y mirrored copy.mirrored")
 
 

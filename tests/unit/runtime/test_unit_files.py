@@ -23,7 +23,7 @@ EXPOSURE_MAX = 10
 """The largest exposure that a unit may have, as systemd-analyze counts it, in tenths."""
 READ_FROM_OTHER_MACHINES = {"acceptor", "ingest", "console", "coordinator", "replica-fetcher", "mirror"}
 """They parse what comes from clients, senders, browsers, other boxes and clusters."""
-FACES_NETWORK = {"acceptor", "ingest", "console", "mirror"}
+FACES_NETWORK = {"acceptor", "ingest", "console"}
 """They have a user of their own, which owns no log and no secret."""
 SCHEDULED = {"acceptor", "log-writer", "log-reader"}
 """They ask the kernel for a core, a time slice or an I/O class."""
@@ -270,15 +270,23 @@ def test_every_unit_stops_with_the_target_and_in_order_and_is_held_to_the_same()
         block = unit["[Service]"][unit["[Service]"].index("Type=notify") :]
         if kind_of(name) not in SCHEDULED:
             assert block.pop() == "SystemCallFilter=~@resources", name
-        block.remove("User=millrace-net" if kind_of(name) in FACES_NETWORK else "User=millrace")
+        user = "millrace-mirror" if kind_of(name) == "mirror" else "millrace-net" if kind_of(name) in FACES_NETWORK else "millrace"
+        block.remove(f"User={user}")
+        block.remove(f"Group={user}" if kind_of(name) == "mirror" else "Group=millrace")
         common = set(block) if common is None else common
         assert set(block) == common, name
     assert (
         common is not None
-        and {"Group=millrace", "UMask=0027", "Restart=always", "RestartPreventExitStatus=78", "SystemCallFilter=@system-service", "CapabilityBoundingSet="}
-        <= common
+        and {"UMask=0027", "Restart=always", "RestartPreventExitStatus=78", "SystemCallFilter=@system-service", "CapabilityBoundingSet="} <= common
     )
     assert "PartOf=millrace.target" in stop_order["[Unit]"] and "Type=oneshot" in stop_order["[Service]"]
+
+
+def test_a_mirror_reaches_nothing_of_the_box_of_its_machine() -> None:
+    service = sections(SYSTEMD / "millrace-mirror@.service")["[Service]"]
+    assert "InaccessiblePaths=-/var/lib/millrace -/run/millrace" in service
+    hidden = next(line for line in plan(make_box())["millrace-mirror@.service.d/20-settings.conf"].splitlines() if line.startswith("InaccessiblePaths="))
+    assert set(hidden.split()) >= {"-/srv/d0", "-/srv/d1"} and f"-{make_box().state_directory}" in hidden.split()
 
 
 def test_every_process_may_ask_what_is_in_the_page_cache() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from appliance.client.groups import CommittedOffset
 from services.mirror.__main__ import MirrorStopped, StopSignal, main
 from services.mirror.group_offsets import is_chosen, plan_offsets
 from services.mirror.mirror_file import ClusterOptions, MirroredSource
-from services.mirror.mirror_status import has_problem, prometheus_text, status_text
+from services.mirror.mirror_status import has_problem, prometheus_text, status_text, write_status
 from services.mirror.source import COPYING, FIRST_PAUSE_MS, RETRYING, STOPPED, MirroredPartition, MirrorSource
 from services.mirror.topic_rules import PositionNote, write_note
 from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker, HangUp
@@ -207,6 +208,15 @@ def test_figures_for_prometheus_have_names_types_and_escaped_labels() -> None:
     assert 'millrace_mirror_lag_records{mirror="m",source="a",topic="t\\"",partition="1"} 5' in lines
     assert 'millrace_mirror_partitions{mirror="m",source="a",state="copying"} 1' in lines
     assert "# TYPE millrace_mirror_records_total counter" in lines and 'millrace_mirror_target_up{mirror="m"} 1' in lines
+
+
+def test_other_users_read_both_files_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        write_status(str(tmp_path / "status.json"), document())
+    finally:
+        os.umask(before)
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {"status.json": 0o644, "status.prom": 0o644}
 
 
 def test_check_and_status_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
