@@ -19,7 +19,7 @@ from appliance.base.errors import ConfigurationProblems
 from appliance.base.logging import Logger, logger_from_environment
 from appliance.runtime.service_main import EXIT_FAILED, EXIT_OTHER_RELEASE, name_process
 from appliance.runtime.systemd import notify
-from services.mirror.mirror import Mirror
+from services.mirror.mirror import Mirror, MirrorFenced
 from services.mirror.mirror_file import MirrorOptions, mirror_name, read_mirror_file
 from services.mirror.mirror_status import has_problem, status_document, status_text, write_status
 
@@ -102,6 +102,9 @@ def run_mirror(options: MirrorOptions) -> int:
         _turn_until(stop, mirror, log)
     except MirrorStopped:
         pass
+    except MirrorFenced as error:
+        log.error(str(error))
+        return EXIT_FAILED
     except Exception as error:
         log.error(f"failed with {type(error).__name__}: {error}\n{traceback.format_exc()}")
         return EXIT_FAILED

@@ -55,15 +55,17 @@ class CopiedBatches(NamedTuple):
     aborted_records: int
 
 
-def copy_fetched(fetched: bytes, fetch_offset: Offset, aborted: Iterable[AbortedSince]) -> CopiedBatches:
+def copy_fetched(fetched: bytes, fetch_offset: Offset, aborted: Iterable[AbortedSince], joins: bool = True) -> CopiedBatches:
     """Return the committed batches at or after `fetch_offset`; a last batch that is cut off is passed over.
 
-    `aborted`: of the same response. Raises ProtocolViolation for bytes that are no batches, and for batches that are damaged.
+    `aborted`: of the same response. `joins`: whether small batches become one.
+    Raises ProtocolViolation for bytes that are no batches, and for batches that are damaged.
     """
     try:
-        return _copy_fetched(fetched, fetch_offset, aborted)
+        copied = _copy_fetched(fetched, fetch_offset, aborted)
     except StructError as error:
         raise ProtocolViolation("fetched_batch", f"a batch behind offset {fetch_offset} has numbers that no producer writes: {error}") from error
+    return copied._replace(batches=join_small(copied.batches)) if joins else copied
 
 
 def _copy_fetched(fetched: bytes, fetch_offset: Offset, aborted: Iterable[AbortedSince]) -> CopiedBatches:
@@ -90,7 +92,7 @@ def _copy_fetched(fetched: bytes, fetch_offset: Offset, aborted: Iterable[Aborte
                 batches.append(copied)
         next_offset = max(next_offset, header.last_offset + 1)
         position = end
-    return CopiedBatches(join_small(batches), next_offset, aborted_records)
+    return CopiedBatches(batches, next_offset, aborted_records)
 
 
 def _checked_header(fetched: bytes, position: int) -> BatchHeader | None:

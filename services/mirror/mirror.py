@@ -44,7 +44,7 @@ POSITIONS_AGE_MS_MAX: Final = 3_600_000
 """Positions are committed again after this time, so that the target does not delete them (offsets.retention.minutes)."""
 WAIT_MS_MAX: Final = 500
 STALE_MS: Final = 500
-"""Between two requests for the topics of a source whose leaders change."""
+"""Between two reads of the topics of a source after something there has changed."""
 SOURCE_CONNECT_MS: Final = 2_000
 
 MISSING_TOPIC: Final = frozenset((ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID))
@@ -62,6 +62,12 @@ OF_THE_PRODUCER: Final = frozenset(
     )
 )
 """Answers to a produce that say nothing about its partition."""
+
+TOO_LARGE: Final = frozenset((ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE))
+
+
+class MirrorFenced(Exception):
+    """Another process runs the mirror of this name."""
 
 
 class _Share(NamedTuple):
@@ -94,16 +100,18 @@ class Mirror:
             delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
             waiting_bytes_max=WAITING_BYTES_MAX,
         )
-        self._is_begun = False
+        self.is_begun = False
         self._blamed: MirroredPartition | None = None
         self._target_cluster_id: str | None = None
-        self._failed_at_begin = False
+        self._is_writing = False
+        """True from the begin of a transaction until one is committed: a failure between is over then, and no sooner."""
         self._said: set[tuple[str, str, str]] = set()
         self._kept: set[str] = set()
         self._last_round_ms = 0
         now_ms = clock.monotonic_ms()
-        self._topics_due_ms = {source.name: now_ms for source in self.sources}
+        self.topics_due_ms = {source.name: now_ms for source in self.sources}
         self._refreshed_ms = {source.name: now_ms - STALE_MS for source in self.sources}
+        self._leader_pauses = {source.name: RetryPause(options.topics_ms) for source in self.sources}
         self._groups_due_ms = now_ms + options.groups_ms
         self._positions_due_ms = now_ms + POSITIONS_AGE_MS_MAX
 
@@ -115,21 +123,23 @@ class Mirror:
         self.target.close()
 
     def step(self) -> None:
-        """One turn: at most half a second if nothing is to be done."""
+        """One turn: at most half a second if nothing is to be done. Raises MirrorFenced."""
         now_ms = self.clock.monotonic_ms()
         if now_ms < self.pause.until_ms:
             self.target.sleep(min(self.pause.until_ms - now_ms, WAIT_MS_MAX) / 1000)
             return
         try:
-            if not self._is_begun:
+            if not self.is_begun:
                 self._begin()
             for source in self.sources:
                 self._maybe_refresh(source)
             self._commit_first_positions()
             self._copy()
             self._maybe_translate()
+            if not self._is_writing:
+                self._end_problem()
         except (ClientFailed, RequestRefused) as error:
-            self._on_target_failed(error)
+            self.on_target_failed(error)
         for source in self.sources:
             self._take_notices(source)
 
@@ -142,20 +152,22 @@ class Mirror:
             for partition in source.partitions.values():
                 source.resume(partition)
         self._target_cluster_id = self.target.metadata([]).cluster_id
-        self._is_begun = True
-        if self._failed_at_begin:
-            self._end_problem()
+        self.is_begun = True
 
-    def _on_target_failed(self, error: Exception, refused: MirroredPartition | None = None) -> None:
+    def on_target_failed(self, error: Exception, refused: MirroredPartition | None = None) -> None:
         """Give the transaction up. `refused`: the one partition to blame, which pauses; otherwise the target does."""
         now_ms = self.clock.monotonic_ms()
-        self._failed_at_begin, self._is_begun = not self._is_begun, False
+        self.is_begun = False
+        if isinstance(error, RequestRefused) and error.code == ErrorCode.PRODUCER_FENCED:  # to begin anew would fence it in turn, for ever
+            raise MirrorFenced(f"another process runs mirror {self.options.name}, or this one stood still for a minute: {error.message}")
         text = error.message if isinstance(error, RequestRefused) else str(error)
         if refused is not None:
             if text != refused.problem:
                 self._notice(f"{refused.target} of the target: {text}; retrying")
             refused.is_refused = True
             refused.refusals += 1
+            refused.joins &= not (isinstance(error, RequestRefused) and error.code in TOO_LARGE)
+            self._is_writing = False
             refused.fail(text, now_ms)
             return
         if text != self.problem:
@@ -167,14 +179,13 @@ class Mirror:
         if self.problem:
             self._notice("target: writing again")
         self.problem = ""
-        self._failed_at_begin = False
 
     # --- topics
 
     def _maybe_refresh(self, source: MirrorSource) -> None:
         """Look at the source's topics, if it is time for it; failures of the source concern the source only."""
         now_ms = self.clock.monotonic_ms()
-        due_ms = self._topics_due_ms[source.name]
+        due_ms = self.topics_due_ms[source.name]
         if source.is_stale:
             due_ms = min(due_ms, self._refreshed_ms[source.name] + STALE_MS)
         if now_ms < max(due_ms, source.pause.until_ms):
@@ -195,7 +206,7 @@ class Mirror:
         copied, left_out = plan_topics(selected, source.options.prefix, self._target_cluster_id, source.origins)
         changes = prepare_topics(self.target, self.options, settings, found, copied)
         source.is_stale = False
-        self._topics_due_ms[source.name] = now_ms + self.options.topics_ms
+        self.topics_due_ms[source.name] = now_ms + self.options.topics_ms
         for text in changes.notices + sorted(set(changes.kept) - self._kept):
             self._notice(text)
         self._kept.update(changes.kept)
@@ -205,9 +216,20 @@ class Mirror:
         self._mark_gone(source, {topic.source for topic in copied}, set(found.topics))
         try:
             source.find_starts([each for each in source.partitions.values() if each.next_offset < 0 and each.leader != NO_LEADER and each.state != STOPPED])
-            source.is_stale |= any(each.leader == NO_LEADER and each.state != GONE for each in source.partitions.values())
         except (ClientFailed, RequestRefused) as error:
             source.fail(error)
+            return
+        self.plan_next_look(source, now_ms)
+
+    def plan_next_look(self, source: MirrorSource, now_ms: int) -> None:
+        """Wait for leaders with pauses that double: a partition may have none for ever, and each time all topics of both clusters are asked for."""
+        pause = self._leader_pauses[source.name]
+        if source.is_stale or any(each.leader == NO_LEADER and each.state not in (GONE, STOPPED) for each in source.partitions.values()):
+            pause.begin(now_ms)
+            self.topics_due_ms[source.name] = min(pause.until_ms, self.topics_due_ms[source.name])
+            source.is_stale = False
+        else:
+            pause.end()
 
     def _selected(self, source: MirrorSource, found: ClusterMetadata) -> list[str]:
         options = source.options
@@ -247,8 +269,8 @@ class Mirror:
 
     def _commit_first_positions(self) -> None:
         """Before anything is copied from a partition its position says so, for mirrors that would copy it back."""
-        self._find_lost_positions()
-        new = [(source, each) for source in self.sources for each in source.partitions.values() if each.needs_commit and each.state in (COPYING, RETRYING)]
+        unknown = self.find_lost_positions()
+        new = [(source, each) for source in self.sources for each in source.partitions.values() if _is_first(each) and each not in unknown]
         if not new:
             return
         self._commit_positions([_Share(source, each, [], each.next_offset) for source, each in new], [each.runs for _, each in new])
@@ -264,16 +286,26 @@ class Mirror:
             each.needs_commit = False
             each.committed = each.next_offset
 
-    def _find_lost_positions(self) -> None:
-        """A partition without a position whose target has records: the target has deleted the position, or another program wrote there."""
-        new = {each.target: (source, each) for source in self.sources for each in source.partitions.values() if each.needs_commit and each.committed < 0}
-        if not new:
-            return
-        self.target.metadata({target.topic for target in new})  # a topic may just have grown
-        ends, _ = try_list_offsets(self.target, new, LATEST_TIMESTAMP)
-        for target, (source, partition) in new.items():
-            if target in ends and ends[target].offset > 0 and partition.state != STOPPED and partition.problem != LOST:
+    def find_lost_positions(self) -> set[MirroredPartition]:
+        """A partition without a position whose target has records: the target has deleted the position, or another program wrote there.
+
+        Returns the partitions whose target does not say whether it has records; it is asked again after a pause."""
+        now_ms = self.clock.monotonic_ms()
+        new = [(source, each) for source in self.sources for each in source.partitions.values() if _is_first(each) and each.committed < 0]
+        asked = [(source, each) for source, each in new if now_ms >= each.pause.until_ms]
+        unknown = {each for _, each in new} - {each for _, each in asked}
+        if not asked:
+            return unknown
+        targets, writers = {each.target for _, each in asked}, self._writers()
+        self.target.metadata({target.topic for target in targets})  # a topic may just have grown
+        ends, _ = try_list_offsets(self.target, targets, LATEST_TIMESTAMP)
+        for source, partition in asked:
+            if partition.target not in ends:
+                partition.pause.begin(now_ms)
+                unknown.add(partition)
+            elif ends[partition.target].offset > 0 and writers[partition.target] == 1 and partition.problem != LOST:
                 source.on_change(partition, Resumption(partition.next_offset, LOST))
+        return unknown
 
     # --- rounds
 
@@ -288,9 +320,9 @@ class Mirror:
             self._last_round_ms = now_ms
             self._run_round(shares)
         elif now_ms >= self._positions_due_ms:
-            self._positions_due_ms = now_ms + POSITIONS_AGE_MS_MAX
             partitions = [(source, each) for source in self.sources for each in source.partitions.values() if each.committed >= 0 and not each.batches]
             self._commit_positions([_Share(source, each, [], Offset(each.position)) for source, each in partitions], [each.runs for _, each in partitions])
+            self._positions_due_ms = now_ms + POSITIONS_AGE_MS_MAX
 
     def _receive(self) -> None:
         waiting = {connection: (source, leader) for source in self.sources for connection, leader in source.waiting().items()}
@@ -312,7 +344,7 @@ class Mirror:
             share.partition.batches, share.partition.in_round = [], True
         for source in self.sources:
             source.send_fetches()  # the brokers read while the target writes
-        self._blamed = None
+        self._blamed, self._is_writing = None, True
         try:
             self._join(shares)
             sender = self._producer.sender
@@ -331,7 +363,7 @@ class Mirror:
             if isinstance(error, RequestRefused) and error.code in MISSING_TOPIC:
                 for source in self.sources:
                     source.is_stale = True
-            self._on_target_failed(error, self._blamed)
+            self.on_target_failed(error, self._blamed)
             return
         for share, share_runs in zip(shares, runs, strict=True):
             self._on_copied(share, share_runs)
@@ -365,6 +397,7 @@ class Mirror:
 
     def _commit_positions(self, shares: list[_Share], runs: list[OffsetRuns]) -> None:
         """Commit the transaction with the positions behind the shares."""
+        self._is_writing = True
         by_group: dict[str, dict[TopicPartition, CommittedOffset]] = {}
         for (source, partition, _, next_offset), share_runs in zip(shares, runs, strict=True):
             note = write_note(source.note_of(partition, share_runs))
@@ -372,6 +405,7 @@ class Mirror:
         for group_id, positions in by_group.items():
             self._producer.commit_offsets(group_id, positions)
         self._producer.commit()
+        self._is_writing = False
         self.pause.end()
         self._end_problem()
         self.rounds += 1
@@ -383,15 +417,24 @@ class Mirror:
         if now_ms < self._groups_due_ms:
             return
         self._groups_due_ms = now_ms + self.options.groups_ms
-        writers = Counter(each.target for source in self.sources for each in source.partitions.values())
+        writers = self._writers()
         for source in self.sources:
             if source.options.groups and not source.problem:
                 translate_groups(source, self.target, {name: each for name, each in source.partitions.items() if writers[each.target] == 1})
+
+    def _writers(self) -> Counter[TopicPartition]:
+        """Return how many partitions of sources each partition of the target has."""
+        return Counter(each.target for source in self.sources for each in source.partitions.values())
 
     def _take_notices(self, source: MirrorSource) -> None:
         for text in source.notices:
             self._notice(text)
         source.notices.clear()
+
+
+def _is_first(partition: MirroredPartition) -> bool:
+    """Return whether its position must be committed before anything is copied."""
+    return partition.needs_commit and partition.state in (COPYING, RETRYING)
 
 
 def _runs_behind(shares: list[_Share], stored: dict[TopicPartition, list[int]]) -> list[OffsetRuns]:

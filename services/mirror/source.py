@@ -72,6 +72,8 @@ class MirroredPartition:
         self.is_refused = False
         """True from a refusal by the target until a round brings the partition's records there."""
         self.in_round = False
+        self.joins = True
+        """False once the target has called a batch too large: its limit may be below what joined batches have."""
         self.problem = ""
         self.pause = RetryPause(LONGEST_PARTITION_PAUSE_MS)
         self.batches: list[CopiedBatch] = []
@@ -259,7 +261,7 @@ class MirrorSource:
             self._report(partition, str(refused(answer.error_code, f"read {partition.source} of source {self.name}").message), now_ms)
             return
         try:
-            copied = copy_fetched(answer.records or b"", partition.next_offset, answer.aborted_transactions or ())
+            copied = copy_fetched(answer.records or b"", partition.next_offset, answer.aborted_transactions or (), partition.joins)
         except ProtocolViolation as error:
             self._report(partition, f"{partition.source} of source {self.name}: {error}", now_ms)
             return

@@ -16,20 +16,29 @@ from typing import Final, NamedTuple
 
 from appliance.base.model import NO_TOPIC_ID, TopicId, topic_name_problem
 
-NOT_COPIED_SETTINGS: Final = frozenset(
+COPIED_SETTINGS: Final = frozenset(
     (
-        "follower.replication.throttled.replicas",
-        "leader.replication.throttled.replicas",
-        "message.timestamp.type",  # the records' times are copied; LogAppendTime would replace them
-        "message.timestamp.difference.max.ms",
-        "message.timestamp.before.max.ms",
-        "message.timestamp.after.max.ms",
-        "min.insync.replicas",
-        "unclean.leader.election.enable",
-        "remote.storage.enable",
+        "cleanup.policy",
+        "compression.type",
+        "delete.retention.ms",
+        "file.delete.delay.ms",
+        "flush.messages",
+        "flush.ms",
+        "index.interval.bytes",
+        "max.compaction.lag.ms",
+        "max.message.bytes",
+        "min.cleanable.dirty.ratio",
+        "min.compaction.lag.ms",
+        "retention.bytes",
+        "retention.ms",
+        "segment.bytes",
+        "segment.index.bytes",
+        "segment.jitter.ms",
+        "segment.ms",
     )
 )
-"""Settings that say something about one cluster, or would change or refuse what is copied."""
+"""Settings of Kafka that say how a log is kept. Others say something about one cluster (replicas, tables in its directories,
+remote storage), or would change or refuse what is copied (`message.timestamp.*`), and must not come from a right to alter topics of a source."""
 _METADATA_BYTES_MAX: Final = 4096
 """Kafka's offset.metadata.max.bytes."""
 
@@ -71,7 +80,7 @@ def plan_topics(
 
 def settings_to_set(source: Mapping[str, str], target: Mapping[str, str], known: frozenset[str] | None = None) -> dict[str, str]:
     """Return the settings of a source topic that differ on the target; `known`: names that the target has."""
-    return {name: value for name, value in source.items() if name not in NOT_COPIED_SETTINGS and target.get(name) != value and (known is None or name in known)}
+    return {name: value for name, value in source.items() if name in COPIED_SETTINGS and target.get(name) != value and (known is None or name in known)}
 
 
 # ---- what is committed with a position

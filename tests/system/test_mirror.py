@@ -274,14 +274,17 @@ def test_changes_of_the_source_are_said_and_concern_one_topic_only(boxes: Boxes,
 def test_what_the_target_refuses_is_retried_until_it_takes_it_and_a_bad_address_stops_no_other_source(
     boxes: Boxes, mirror: Callable[..., RunningMirror]
 ) -> None:
-    for topic in ("large", "small"):
+    for topic in ("large", "small", "joined"):
         create(boxes.a, topic)
-    create(boxes.b, "refused.large", 1, max_message_bytes="1000")
+    for topic in ("large", "joined"):
+        create(boxes.b, f"refused.{topic}", 1, max_message_bytes="1000")
+    produce(boxes.a, "joined", [b"z" * 300] * 6, **{"batch.num.messages": 1})  # which the mirror would join to one
     produce(boxes.a, "large", [b"x" * 5000])
     produce(boxes.a, "small", [b"y"])
     addresses = {"a": str(boxes.a.kafka), "nowhere": "127.0.0.1:1"}
-    running = mirror("refused", str(boxes.b.kafka), addresses, topics=["large", "small"], prefix="refused.")
+    running = mirror("refused", str(boxes.b.kafka), addresses, topics=["large", "small", "joined"], prefix="refused.")
     eventually(lambda: running.has_copied("small", 1) and running.partitions("large")[0]["refusals"] >= 2, "one topic is refused, the other copied")
+    eventually(lambda: running.has_copied("joined", 6), "batches that are too large together are copied apart")
     large = running.partitions("large")[0]
     assert (large["state"], large["records"], large["lag"]) == ("retrying", 0, 1) and "MESSAGE_TOO_LARGE" in large["problem"]
     assert "no broker at 127.0.0.1:1" in running.source(1)["problem"]

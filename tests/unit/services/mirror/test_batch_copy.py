@@ -247,6 +247,13 @@ def starts_of(batches: list[CopiedBatch]) -> list[int]:
     return [100 + sum(counts[:number]) for number in range(len(counts))]
 
 
+def test_batches_stay_as_they_are_for_a_target_that_takes_no_larger_ones() -> None:
+    stored = b"".join(stored_batch(b"x" * 300, base_offset=number) for number in range(10))
+    assert [each.records_count for each in copy_fetched(stored, Offset(0), []).batches] == [10]
+    apart = copy_fetched(stored, Offset(0), [], joins=False)
+    assert ([each.records_count for each in apart.batches], apart.next_offset) == ([1] * 10, 10)
+
+
 def test_joined_batches_with_a_gap_between_them_are_not_dense() -> None:
     (copied,) = copy_fetched(bytes(stored_batch(b"a") + stored_batch(b"b", base_offset=5)), Offset(0), []).batches
     assert values_in([copied]) == [b"a", b"b"] and (copied.source_offset, copied.records_count, copied.is_dense) == (0, 2, False)
