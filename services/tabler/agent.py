@@ -54,6 +54,7 @@ class TablerAgent:
         self._stopping = False
         self._next_look_ns = 0
         self._shown = b""
+        self._is_unshown = False
 
     def set_image(self, image: MetadataImage) -> None:
         if self.image.generation == 0:
@@ -156,9 +157,16 @@ class TablerAgent:
     def _show(self) -> None:
         """Write what the commands show, if it changed."""
         shown = orjson.dumps({"tables": [state.document() for state in sorted(self.tables.values(), key=lambda state: state.order.topic)]})
-        if shown != self._shown:
+        if shown == self._shown:
+            return
+        try:
             file_io.replace_file(self._context.layout.tables_file, shown, durable=False)
-            self._shown = shown
+        except OSError as error:
+            if not self._is_unshown:
+                self._context.log.warning(f"could not write {self._context.layout.tables_file}: {(error.strerror or str(error)).lower()}; retrying")
+            self._is_unshown = True
+        else:
+            self._shown, self._is_unshown = shown, False
 
     def may_park(self) -> bool:
         return not self._image_follower.is_stale

@@ -198,6 +198,7 @@ class DeltaTopicTable:
         transactions = [Transaction(application_id(self._topic_id, partition), offset) for partition, offset in sorted(offsets.items())]
         metadata = {LOST_KEY: [list(each) for each in lost[:LOST_SHOWN_MAX]]} if lost else None
         properties = CommitProperties(app_transactions=transactions, custom_metadata=metadata)
+        opened = self.version
         with trouble("write to the table", self._directory):
             try:
                 actions = [] if file is None else [self._place(file, step)]
@@ -206,10 +207,7 @@ class DeltaTopicTable:
             except (DeltaError, OSError, MillraceError) as error:
                 self._after_failure(file, offsets, error)
             step("committed")
-            self._table.update_incremental()
-            log = f"{self._directory}/{DELTA_LOG}"
-            file_io.sync_path(f"{log}/{self.version:020}.json")
-            file_io.fsync_directory(log)
+            self._sync_commits(opened)
 
     def compact(self, files_min: int) -> int:
         """Merge the small files if there are `files_min`, and remove files that no version of the last week has; return how many were merged.
@@ -222,11 +220,21 @@ class DeltaTopicTable:
             sizes = pa.table(self._table.get_add_actions(flatten=True)).column("size_bytes")
             if sum(size < SMALL_BYTES for size in sizes.to_pylist()) < files_min:
                 return 0
+            opened = self.version
             merged = self._table.optimize.compact(
                 target_size=COMPACTED_BYTES, max_concurrent_tasks=1, writer_properties=WriterProperties(compression="ZSTD")
             )  # fmt: skip
             self._table.vacuum(dry_run=False)
+            self._sync_commits(opened)
             return int(merged["numFilesRemoved"])
+
+    def _sync_commits(self, version: int) -> None:
+        """Sync every commit after `version`: the last one may be another box's."""
+        self._table.update_incremental()
+        log = f"{self._directory}/{DELTA_LOG}"
+        for each in range(version + 1, self.version + 1):
+            file_io.sync_path(f"{log}/{each:020}.json")
+        file_io.fsync_directory(log)
 
     def _place(self, file: TableFile, step: Step) -> Any:
         """Sync a file, move it into the table, and return the action that adds it."""

@@ -53,7 +53,12 @@ class TableMemory:
             names = file_io.listdir(self._directory)
         except OSError:
             return []
-        return [TopicId.from_text(name.removesuffix(".json")) for name in names if name.endswith(".json")]
+        found = []
+        for name in names:
+            with suppress(ValueError):  # another file
+                topic_id = TopicId.from_text(name.removesuffix(".json"))
+                found += [topic_id] if name == f"{topic_id}.json" else []
+        return found
 
     def forget(self, topic_id: TopicId) -> None:
         """If its table is gone, the next one begins anew."""

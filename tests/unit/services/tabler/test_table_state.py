@@ -126,3 +126,11 @@ def test_the_commands_show_what_the_tabler_wrote(state: TableState, monkeypatch:
         assert "lost: partition 0, offsets 2 to 3: retention" in described and described.splitlines()[-1].split() == ["0", "0", "5", "9", "4"]
         assert json.loads(CliRunner().invoke(app, ["describe", "t", "--json"]).stdout)["problem"].startswith("/srv/tables")
         assert "is no table" in str(CliRunner().invoke(app, ["describe", "other"]).exception)
+
+
+def test_other_files_in_the_memory_of_tables_are_passed_over(tmp_path: Path) -> None:
+    memory = TableMemory(str(tmp_path))
+    memory.write(ORDER, "table")
+    for name in ("x.json", "notes.json", f"{TOPIC_ID}", f"{TOPIC_ID}.json.tmp", "ü.json"):
+        (tmp_path / "tables" / name).touch()
+    assert memory.remembered() == [TOPIC_ID]
