@@ -349,8 +349,8 @@ _NETWORK_ROWS = (
         "127.0.0.0/8, ::1",
         "",
         "networks whose connections count as those of boxes, beside the addresses of the registered boxes: what boxes send each other (follower "
-        "fetches, transaction markers) is refused from elsewhere. Where boxes connect with TLS, only their "
-        "certificates count. Name here from where a box connects with another address than it advertises",
+        "fetches, transaction markers) is refused from elsewhere. On a listener between boxes with TLS only certificates of boxes count, on every "
+        "other one addresses. Name here from where a box connects with another address than it advertises",
         "more machines may pass for a box",
     ),
     SettingRow(

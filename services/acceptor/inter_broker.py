@@ -1,9 +1,9 @@
 """Requests that only boxes send each other: accepted from boxes, refused from others.
 
 On an inter-broker listener with TLS, a connection is that of a box if the alternative names of its certificate
-have the host that a registered box advertises there (no wildcards). So the authority of this listener must sign
-these names for boxes only. On all other listeners, also those through which boxes connect while a cluster
-changes to TLS, a connection is that of a box by its address.
+have the host that a registered box advertises there (no wildcards; loopback only where all boxes advertise it).
+So the authority of this listener must sign these names for boxes only. On all other listeners, also those
+through which boxes connect while a cluster changes to TLS, a connection is that of a box by its address.
 
 These are Fetch with another replica id than a consumer's, ListOffsets likewise, OffsetForLeaderEpoch with a
 replica id, WriteTxnMarkers, and AddPartitionsToTxn from version 4 on. They return records above the high
@@ -25,7 +25,7 @@ from typing import Protocol
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.base.logging import Logger
-from appliance.base.networks import read_networks
+from appliance.base.networks import lies_in, read_networks
 from appliance.cluster.metadata_image import BrokerImage
 from appliance.security.transport import peer_name
 from appliance.shm.counters import Counters
@@ -38,6 +38,7 @@ REPEAT_NS = 60_000_000_000
 REMEMBERED_MAX = 256
 """Addresses whose refusals are logged at a time; those of others are only counted."""
 NOT_REGISTERED = -1
+_LOOPBACK = read_networks("127.0.0.0/8, ::1")
 
 
 class Sender(Protocol):
@@ -63,6 +64,10 @@ class _Refused:
         self.replica_id = self.broker_epoch = NOT_REGISTERED
 
 
+def _is_loopback(name: str | bytes) -> bool:
+    return lies_in(name, _LOOPBACK) if isinstance(name, bytes) else name == "localhost"
+
+
 class InterBrokerGate:
     """`refresh` when the image has changed, `sweep` once a second."""
 
@@ -85,7 +90,9 @@ class InterBrokerGate:
         """The registered brokers, as the image has them now."""
         self._broker_epochs = {broker.id: broker.epoch for broker in brokers.values()}
         hosts = [broker.host for broker in brokers.values()]
-        self._names = {broker.id: peer_name(broker.host) for broker in brokers.values()}
+        names = {broker.id: peer_name(broker.host) for broker in brokers.values()}
+        has_others = not all(map(_is_loopback, names.values()))  # certificates of many programs have these names
+        self._names = {broker_id: name for broker_id, name in names.items() if not (has_others and _is_loopback(name))}
         self._addresses.set_hosts(hosts, self._clock.monotonic_ns())
 
     @property

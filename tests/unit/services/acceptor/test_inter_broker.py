@@ -220,6 +220,13 @@ def test_a_box_is_known_by_its_host_name_in_any_spelling(side: Side) -> None:
     assert not side.gate.is_box(Sender("192.0.2.9", frozenset([peer_name("2.example")])))
 
 
+def test_certificates_of_localhost_are_those_of_boxes_only_where_all_boxes_advertise_it(side: Side) -> None:
+    local = Sender(STRANGER, frozenset(map(peer_name, ("localhost", "127.0.0.1", "::1"))))
+    for hosts, is_box in ((("127.0.0.1", "localhost"), True), (("127.0.0.1", "10.0.0.2"), False), (("localhost", "::1", "log3"), False)):
+        side.gate.refresh({number: BrokerImage(number, host, 9092, None, 1) for number, host in enumerate(hosts)})
+        assert (side.gate.is_box(local), side.gate.admits(local, "Fetch", 0)) == (is_box, is_box), hosts
+
+
 def test_a_refused_certificate_is_logged_with_what_to_do(side: Side) -> None:
     side.gate.admits(Sender(STRANGER, frozenset()), "WRITE_TXN_MARKERS")
     assert side.sweep_after(SECOND_NS) == []
