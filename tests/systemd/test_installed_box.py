@@ -135,7 +135,7 @@ print(json.dumps({
     "reads ZooKeeper's data": can(os.listdir, "/var/lib/millrace/zookeeper/data"),
     "writes log": can(open, log, "r+"), "removes log": can(os.unlink, log), "renames directory": can(os.rename, os.path.dirname(log), f"{log}.moved"),
     "writes table": can(open, table, "r+"), "removes table": can(os.unlink, table),
-    "writes memory of the coordinator": can(open, next(path for path in shared if ".arena.coordinator." in path), "r+"),
+    "writes memory of the log-reader": can(open, next(path for path in shared if ".arena.log-reader@" in path), "r+"),
     "replaces box.json": can(open, f"{runtime}/box.json", "r+"), "makes a socket": can(open, f"{runtime}/other.sock", "w"),
     "orders": can(connects, "supervisor.sock"), "signals": can(os.kill, log_writer, signal.SIGCONT),
 }))
