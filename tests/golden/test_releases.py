@@ -98,7 +98,7 @@ UNIT_DIFFERENCES: dict[str, dict[str, tuple[Lines, Lines]]] = {
         "millrace-mirror@.service.d/20-settings.conf": (
             (),
             (_HEADER, "[Unit]", "ConditionPathExists=", "ConditionPathExists=/etc/millrace/mirror/%i.toml")
-            + ("[Service]", _NO_SECRETS, "IPAddressDeny=", "IPAddressAllow="),
+            + ("[Service]", f"{_NO_SECRETS} -/var/lib/millrace -/srv/disk1/d0 -/srv/disk2/d1 -/srv/disk2/d2"),
         ),
         **{f"millrace-log-reader@d{number}.service.d/20-settings.conf": ((), ("[Service]", _NO_SECRETS)) for number in range(3)},
         **{
