@@ -181,8 +181,8 @@ def ring(seconds: float, broken: bool) -> Result:
 
 def offer_tail_first(producer: Any, number: int, fill: Callable[[int], tuple[int, ...]]) -> None:
     """What `RingProducer.offer` would do if it published first and wrote then."""
-    tail = producer._tail
-    producer._words[producer._tail_index] = producer._tail = tail + 1
+    tail = producer.tail
+    producer._words[producer._tail_index] = producer.tail = tail + 1
     producer._pack_into(producer._memory, producer._base + (tail & producer._mask) * ENTRY.size, *fill(number))
 
 
