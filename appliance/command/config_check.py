@@ -149,7 +149,8 @@ def print_problems(checked: CheckedSettings, file: str, text: str) -> None:
 
 def summary(file: str) -> str:
     read = read_settings_file(file)
-    changed = sum(SETTING_ROWS[name].default != value for name, value in read.settings.items())
+    rows = ((SETTING_ROWS.get(name), value) for name, value in read.settings.items())  # `listener.name.*` has no row
+    changed = sum(row is None or row.default != value for row, value in rows)
     return f"{file}: ok, {plural(len(read.box), 'option')} and {plural(len(read.settings), 'setting')}, {changed} of them not the default"
 
 

@@ -84,7 +84,10 @@ def show_status(options: MirrorOptions, as_json: bool) -> int:
         print(f"millrace: no status of mirror {options.name} in {options.status_file}: {error}; is it running?", file=sys.stderr)
         return EXIT_FAILED
     now_ms = SystemClock().wall_ms()
-    print(json.dumps(document, indent=2) if as_json else status_text(document, now_ms))
+    try:
+        print(json.dumps(document, indent=2) if as_json else status_text(document, now_ms), flush=True)
+    except BrokenPipeError:  # `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_FAILED if has_problem(document, now_ms) else 0
 
 
@@ -98,8 +101,9 @@ def run_mirror(options: MirrorOptions) -> int:
     mirror = Mirror(options, SystemClock(), log.warning, stop.sleep)
     log.info(f"started: {len(options.sources)} sources, status in {options.status_file}")
     notify("READY=1")
+    reporter = StatusReporter(mirror, mirror.clock, log)
     try:
-        _turn_until(stop, mirror, log)
+        _turn_until(stop, mirror, reporter, log)
     except MirrorStopped:
         pass
     except MirrorFenced as error:
@@ -110,13 +114,13 @@ def run_mirror(options: MirrorOptions) -> int:
         return EXIT_FAILED
     finally:
         notify("STOPPING=1")
+        reporter.write(is_running=False)
         mirror.close()
         log.close()
     return 0
 
 
-def _turn_until(stop: StopSignal, mirror: Mirror, log: Logger) -> None:
-    reporter = StatusReporter(mirror, mirror.clock, log)
+def _turn_until(stop: StopSignal, mirror: Mirror, reporter: StatusReporter, log: Logger) -> None:
     while not stop.is_set:
         mirror.step()
         reporter.turn()
@@ -142,8 +146,11 @@ class StatusReporter:
         if now_ms < self._due_ms:
             return
         self._due_ms = now_ms + self._mirror.options.status_ms
+        self.write()
+
+    def write(self, is_running: bool = True) -> None:
         try:
-            write_status(self._mirror.options.status_file, status_document(self._mirror, self._started_ms))
+            write_status(self._mirror.options.status_file, status_document(self._mirror, self._started_ms, is_running))
             self._problem = ""
         except OSError as error:
             if str(error) != self._problem:

@@ -27,9 +27,10 @@ PARTITION_FIGURES = (
 """Name, type, meaning, key in the document."""
 
 
-def status_document(mirror: Mirror, started_ms: int) -> dict[str, Any]:
+def status_document(mirror: Mirror, started_ms: int, is_running: bool = True) -> dict[str, Any]:
     return {
         "mirror": mirror.options.name,
+        "is_running": is_running,
         "pid": os.getpid(),
         "started_ms": started_ms,
         "updated_ms": mirror.clock.wall_ms(),
@@ -125,7 +126,11 @@ def status_text(document: dict[str, Any], now_ms: int) -> str:
     """Return the table that `millrace mirror status` prints."""
     age_ms = now_ms - document["updated_ms"]
     is_stale = age_ms > STALE_INTERVALS * document["interval_ms"]
-    state = f"no news for {age_ms // 1000} s: it has ended, or hangs" if is_stale else f"running (pid {document['pid']})"
+    state = f"running (pid {document['pid']})"
+    if not document["is_running"]:
+        state = f"ended {age_ms // 1000} s ago"
+    elif is_stale:
+        state = f"no news for {age_ms // 1000} s: it was killed, or hangs"
     lines = [f"mirror {document['mirror']}: {state}; {document['rounds']} rounds, {document['failed_rounds']} failed"]
     if document["problem"]:
         lines.append(f"  target: {document['problem']}")
@@ -147,6 +152,6 @@ def status_text(document: dict[str, Any], now_ms: int) -> str:
 
 def has_problem(document: dict[str, Any], now_ms: int) -> bool:
     """Return whether the mirror, one of its sources or one of its partitions needs attention."""
-    if now_ms - document["updated_ms"] > STALE_INTERVALS * document["interval_ms"] or document["problem"]:
+    if not document["is_running"] or now_ms - document["updated_ms"] > STALE_INTERVALS * document["interval_ms"] or document["problem"]:
         return True
     return any(source["problem"] or any(each["state"] != COPYING for each in source["partitions"]) for source in document["sources"])

@@ -155,6 +155,11 @@ def test_a_good_file_is_said_to_be_so(tmp_path: Path, capsys: pytest.CaptureFixt
     file.write_text('"log.roll.ms" = 7\n"num.partitions" = 1\n[box]\nlisten = "0.0.0.0"\n')
     check(str(file))
     assert capsys.readouterr().out == f"{file}: ok, 1 option and 2 settings, 1 of them not the default\n"
+    file.write_text('"num.partitions" = 1\n"listeners" = "CLIENTS://127.0.0.1:9092"\n"listener.security.protocol.map" = "CLIENTS:PLAINTEXT"\n')
+    with file.open("a") as more:
+        more.write('"listener.name.clients.max.connections" = 5\n')
+    check(str(file))
+    assert capsys.readouterr().out == f"{file}: ok, 0 options and 4 settings, 3 of them not the default\n", "a setting of one listener has no row"
 
 
 @pytest.mark.parametrize("file", [None, "/nowhere/millrace.toml", "/"])

@@ -192,7 +192,7 @@ def document(**changes: Any) -> dict[str, Any]:
     partition = {"topic": 't"', "partition": 1, "target_topic": "a.t", "state": "copying", "problem": "", "lag": 5, **dict.fromkeys(keys, 2)} | changes
     names = dict.fromkeys(("problem", "group_problem"), "")
     source = {"name": "a", "failures": 3, "left_out": [{"topic": "u", "reason": "because"}], "partitions": [partition], **names}
-    head = {"mirror": "m", "pid": 7, "updated_ms": 100_000, "interval_ms": 1_000, "problem": "", "rounds": 4, "failed_rounds": 1}
+    head = {"mirror": "m", "is_running": True, "pid": 7, "updated_ms": 100_000, "interval_ms": 1_000, "problem": "", "rounds": 4, "failed_rounds": 1}
     return {**head, "sources": [source]}
 
 
@@ -200,6 +200,8 @@ def test_the_status_shows_each_partition_and_what_is_wrong() -> None:
     text = status_text(document(state="stopped", problem="gone"), 101_000)
     assert "mirror m: running (pid 7); 4 rounds, 1 failed" in text and "topic u is not copied: because" in text and 't"-1: gone' in text
     assert "no news for 9 s" in status_text(document(), 109_000)
+    ended = document() | {"is_running": False}
+    assert "mirror m: ended 1 s ago" in status_text(ended, 101_000) and has_problem(ended, 101_000), "a mirror that was stopped is not running"
     assert [has_problem(*each) for each in ((document(), 101_000), (document(), 109_000), (document(state="stopped"), 101_000))] == [False, True, True]
 
 
