@@ -297,6 +297,10 @@ packages_of_system() {
         has_commands $(tr , ' ' <<<"${row%%:*}") || packages+=" $(tr , ' ' <<<"${row#*:}")"
     done
     [ -z "$1" ] || has_commands debootstrap || packages+=" debootstrap" # for the test of a bare machine
+    # Headers, for the modules that are compiled. Pythons that are not the system's bring their own.
+    case $(readlink -f "${PYTHON:-$VENV/bin/python}") in
+        /usr/bin/*) "${PYTHON:-$VENV/bin/python}" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || packages+=" python3-dev" ;;
+    esac
     # shellcheck disable=SC2086
     [ -z "$packages" ] || apt_install $packages || SKIPPED+=("$(tr ' ' ',' <<<"${packages# }"): not installed, and this user may not install packages")
     # Tests under systemd boot their own, in namespaces; it installs a release with the system's Python.
