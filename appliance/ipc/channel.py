@@ -294,8 +294,11 @@ def _is_eventfd(descriptor: int) -> bool:
 def _is_unix_socket(descriptor: int) -> bool:
     if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
         return False
-    with socket.socket(fileno=os.dup(descriptor)) as opened:
+    opened = socket.socket(fileno=descriptor)  # no copy, for which there may be no free descriptor
+    try:
         return opened.family == socket.AF_UNIX and opened.type == socket.SOCK_STREAM
+    finally:
+        opened.detach()
 
 
 def _is_name(name: object) -> bool:
