@@ -369,7 +369,17 @@ tests_on_compiled() {
 
 # pytest with 5 ("nothing selected") not a failure.
 # shellcheck disable=SC2329  # called through `step`
-tests() { "$VENV/bin/python" -m pytest -q -rs "$@" || [ $? = 5 ]; }
+tests() { "$VENV/bin/python" -m pytest -q -rsfE "$@" || [ $? = 5 ]; }
+
+# failures STEP…: what failed in it, for a reader who sees the end of the output only: pytest's line for each test, or the last lines of another program.
+failures() {
+    local step log
+    for step in "$@"; do
+        log=$VENV/log/${step// /-}.log
+        [ -f "$log" ] || continue
+        { grep -E -m 15 '^(FAILED|ERROR) ' "$log" || tail -n 5 "$log"; } | cut -c 1-300
+    done
+}
 
 # Compile product and tests while packages are fetched: in a new checkout each process of tests would otherwise do it for itself (30 s of a processor).
 compile_tests() {
@@ -467,6 +477,7 @@ run_tests() {
     skipped=${skipped%; }
     if [ ${#FAILED[@]} -gt 0 ]; then
         say "FAILED: $(printf '%s, ' "${FAILED[@]}")passed: ${results%, }$skipped"
+        failures "${FAILED[@]}" >&2
         exit 1
     fi
     say "PASSED: ${results%, }$skipped"

@@ -61,3 +61,18 @@ MILLRACE_PURE=0 ensure_compiled || echo "could not: $?"
     assert answer.lines == ["wanted pure", "not compiled: no compiler", "could not: 1"]
     (call,) = (tmp_path / "scratch/calls").read_text().splitlines()
     assert "compile_modules.py --check " in call
+
+
+def test_a_failed_run_ends_with_the_tests_that_failed(tmp_path: Path) -> None:
+    code = """
+VENV=$SCRATCH/venv
+mkdir -p "$VENV/log"
+two_tests() { printf '%s\\n' '.F' 'FAILED tests/test_a.py::test_b - assert 1 == 2' '1 failed, 1 passed'; return 1; }
+types() { printf '%s\\n' one two 'appliance/a.py:3: error: Name' 'Found 1 error'; return 1; }
+step "system tests" two_tests
+step mypy types
+failures "${FAILED[@]}" never-ran
+"""
+    answer = run_functions(tmp_path, code)
+    wanted = ["FAILED tests/test_a.py::test_b - assert 1 == 2", "one", "two", "appliance/a.py:3: error: Name", "Found 1 error"]
+    assert answer.lines[-5:] == wanted
