@@ -375,6 +375,15 @@ _NETWORK_ROWS = (
     ),
     SettingRow("max.connections", 10_000, "", "client connections of one acceptor", "descriptors and memory", 1, 1_000_000),
     SettingRow("max.connections.per.ip", 2_000, "", "client connections from one address", "one client may crowd out others", 1, 1_000_000),
+    SettingRow(
+        "max.connection.creation.rate",
+        INT32_MAX,
+        "",
+        "new connections a second that one acceptor takes; above it, clients wait",
+        "clients that connect again and again crowd out others",
+        1,
+        INT32_MAX,
+    ),
     SettingRow("connections.max.idle.ms", 600 * SECOND, "ms", "a connection without a request for this long is closed", "descriptors", 1000, INT64_MAX),
     SettingRow(
         "request.frame.timeout.ms", 30 * SECOND, "ms", "time in which an announced request must arrive whole", "arena space held by slow clients", 100, HOUR

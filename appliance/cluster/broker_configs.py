@@ -6,8 +6,8 @@ exist here are left out; of the others, only what is true of this box is shown.
 
 *Dynamic* configs (KIP-226) are kept as in Kafka in `/config/brokers/N`, and for all brokers in
 `/config/brokers/<default>`; a broker's own value has priority. Of Kafka's, the throttles of
-replication and of moves between disks, the number of connections, and the settings that topics
-fall back to can be set. Two are ours: the brokers that get no new replicas, and the protected age
+replication and of moves between disks, number and rate of connections, and the settings that
+topics fall back to can be set. Two are ours: the brokers that get no new replicas, and the protected age
 of segments.
 
 Weak: a setting whose line in the settings file equals the default is shown as a default. A dynamic
@@ -55,7 +55,6 @@ ALWAYS: Final = (
     BrokerConfig("delegation.token.secret.key", "password", None, None, "The secret of delegation tokens; there are none."),
     BrokerConfig("inter.broker.protocol.version", "string", "3.9-IV0", "3.9-IV0", "The version of Kafka whose metadata ZooKeeper holds."),
     BrokerConfig("log.preallocate", "boolean", "false", "false", "Whether segment files are made at their full size."),
-    BrokerConfig("max.connection.creation.rate", "int", str(INT32_MAX), str(INT32_MAX), "New connections a second; not limited."),
     BrokerConfig("max.connections.per.ip.overrides", "string", "", "", "Other limits for some addresses; there are none."),
     BrokerConfig("metric.reporters", "list", "", "", "Classes that report metrics; counters are in shared memory instead."),
     BrokerConfig("num.recovery.threads.per.data.dir", "int", "1", "1", "Threads that recover the logs of one directory; one process does."),
@@ -166,8 +165,9 @@ DYNAMIC_TOPIC_DEFAULTS: Final = (
 """Settings that topics fall back to and that Kafka 4 lets be altered while a broker runs
 (`DynamicLogConfig`, `LogCleaner`), and ours."""
 CONNECTIONS_MAX: Final = "max.connections"
-"""Of each acceptor."""
-_DYNAMIC_SETTINGS: Final = (*DYNAMIC_TOPIC_DEFAULTS, CONNECTIONS_MAX)
+CREATION_RATE: Final = "max.connection.creation.rate"
+"""Both of each acceptor."""
+_DYNAMIC_SETTINGS: Final = (*DYNAMIC_TOPIC_DEFAULTS, CONNECTIONS_MAX, CREATION_RATE)
 NOT_ZERO: Final = frozenset({"log.retention.ms", "log.roll.ms"})
 """Of them, those whose 0 means unset in the settings file, and that Kafka lets be 1 or more, or
 -1."""

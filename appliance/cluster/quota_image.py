@@ -16,7 +16,7 @@ import orjson
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.cluster.security_image import SecurityImageUnreadable, pack_image, read_generation, unpack_image, write_private
-from appliance.security.quotas import QUOTA_KEYS, ClientQuotas, QuotaEntity, quota_problem
+from appliance.security.quotas import ClientQuotas, QuotaEntity, quota_problem
 
 QUOTA_MAGIC: Final = b"MRQI"
 
@@ -30,7 +30,7 @@ class QuotaImage(NamedTuple):
     quotas: Quotas = MappingProxyType({})
 
     def encode(self) -> bytes:
-        rows = [[entity.user, entity.client_id, dict(values)] for entity, values in self.quotas.items()]
+        rows = [[*entity, dict(values)] for entity, values in self.quotas.items()]
         return pack_image(QUOTA_MAGIC, self.generation, orjson.dumps(rows))
 
     @classmethod
@@ -38,15 +38,16 @@ class QuotaImage(NamedTuple):
         """Return the image in `encoded`, without values that no quota can have. Raises SecurityImageUnreadable."""
         generation, payload = unpack_image(QUOTA_MAGIC, encoded)
         try:
-            rows = [(QuotaEntity(user, client_id), values) for user, client_id, values in orjson.loads(payload)]
+            rows = [(QuotaEntity(*names), values) for *names, values in orjson.loads(payload)]
             if not all(name is None or isinstance(name, str) for entity, _ in rows for name in entity):
                 raise ValueError("a name that is no text")
-            quotas = {entity: {key: float(values[key]) for key in QUOTA_KEYS if key in values} for entity, values in rows}
+            quotas = {entity: {key: float(values[key]) for key in entity.quota_keys if key in values} for entity, values in rows}
         except (ValueError, TypeError, AttributeError):
             raise SecurityImageUnreadable(f"the quota image of generation {generation} holds no quotas") from None
-        return cls(
-            generation, {entity: {key: value for key, value in values.items() if quota_problem(key, value) is None} for entity, values in quotas.items()}
-        )
+        valid = {
+            entity: {key: value for key, value in values.items() if quota_problem(key, value, entity.quota_keys) is None} for entity, values in quotas.items()
+        }
+        return cls(generation, {entity: values for entity, values in valid.items() if values})
 
 
 def write_quota_image(path: str, image: QuotaImage) -> None:

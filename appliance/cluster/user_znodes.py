@@ -1,6 +1,7 @@
 """Users in ZooKeeper, as Kafka 3.9 keeps them: `/config/users/NAME` with SCRAM credentials and quotas by their names.
 
-Quotas of client ids are in `/config/clients/ID`, those of a client id of a user in `/config/users/NAME/clients/ID`.
+Quotas of client ids are in `/config/clients/ID`, those of a client id of a user in `/config/users/NAME/clients/ID`,
+those of addresses in `/config/ips/ADDRESS`.
 
 Pure. Names are URL-encoded as Kafka's `Sanitizer` does it. Weak: a credential that cannot be read is skipped, so
 that its user cannot log in with that mechanism.
@@ -21,6 +22,8 @@ DEFAULT_USER: Final = "<default>"
 ENTITY_PREFIX: Final = "users/"
 CLIENTS: Final = "clients"
 CONFIG_CLIENTS: Final = "/config/clients"
+ADDRESSES: Final = "ips"
+CONFIG_ADDRESSES: Final = f"/config/{ADDRESSES}"
 
 
 def sanitized(name: str) -> str:
@@ -55,7 +58,9 @@ def name_of_node(node: str) -> str:
 
 def entity_path(entity: QuotaEntity) -> str:
     """Return the path of an entity with quotas below `/config`, as notifications name it."""
-    user, client_id = (None if name is None else sanitized(name) or DEFAULT_USER for name in entity)
+    user, client_id, address = (None if name is None else sanitized(name) or DEFAULT_USER for name in entity)
+    if address is not None:
+        return f"{ADDRESSES}/{address}"
     client = f"{CLIENTS}/{client_id}"
     if user is None:
         return client
@@ -71,6 +76,8 @@ def entity_of_path(path: str | None) -> QuotaEntity | None:
             return QuotaEntity(name_of_node(user), name_of_node(client_id))
         case ["clients", str(client_id)] if client_id:
             return QuotaEntity(None, name_of_node(client_id))
+        case ["ips", str(address)] if address:
+            return QuotaEntity(address=name_of_node(address))
     return None
 
 

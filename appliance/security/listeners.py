@@ -30,7 +30,8 @@ TLS_SETTINGS: Final = (
 SASL_SETTINGS: Final = ("sasl.enabled.mechanisms", "sasl.plain.without.tls", "connections.max.reauth.ms")
 KEYS_URL: Final = "sasl.oauthbearer.jwks.endpoint.url"
 TOKEN_SETTINGS: Final = tuple(name for name in SETTING_ROWS if name.startswith("sasl.oauthbearer."))
-OVERRIDABLE: Final = ("max.connections", "max.connections.per.ip", "connections.max.idle.ms", *TLS_SETTINGS, *SASL_SETTINGS, *TOKEN_SETTINGS)
+_LIMITS: Final = ("max.connections", "max.connections.per.ip", "max.connection.creation.rate", "connections.max.idle.ms")
+OVERRIDABLE: Final = (*_LIMITS, *TLS_SETTINGS, *SASL_SETTINGS, *TOKEN_SETTINGS)
 """Settings that a listener may have for itself, as `listener.name.NAME.SETTING`."""
 PLAINTEXT: Final = "PLAINTEXT"
 SSL: Final = "SSL"

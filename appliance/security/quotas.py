@@ -3,8 +3,9 @@
 A quota belongs to a user, a client id, both, or the default of either (KIP-13, KIP-55). Of those that fit a
 client, the most specific one counts, in Kafka's order, which also says which clients share it. Byte rates and
 request time (KIP-124) are measured over eleven windows of a second, as Kafka's `Rate`, so that the throttle times
-are Kafka's; mutations of partitions (KIP-599) take tokens from a bucket. Weak: a client that chooses a new client id
-for each connection has a new quota each time, unless its user has one.
+are Kafka's; mutations of partitions (KIP-599) take tokens from a bucket. An address has one quota, new connections
+a second (KIP-612). Weak: a client that chooses a new client id for each connection has a new quota each time, unless
+its user has one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
@@ -20,8 +21,11 @@ CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
 REQUEST_PERCENTAGE: Final = "request_percentage"
 CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
 QUOTA_KEYS: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE, CONTROLLER_MUTATION_RATE)
-WHOLE_QUOTAS: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
-"""Bytes per second; the others may be fractions."""
+CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
+ADDRESS_QUOTA_KEYS: Final = (CONNECTION_CREATION_RATE,)
+"""Quotas of addresses; the others are those of users and client ids."""
+WHOLE_QUOTAS: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, CONNECTION_CREATION_RATE)
+"""Bytes and connections per second; the others may be fractions."""
 _LONG_MAX: Final = 2**63 - 1
 _LONG: Final = re.compile(r"\+?[0-9]{1,19}")
 _DOUBLE: Final = re.compile(r"\s*\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
@@ -43,10 +47,17 @@ class QuotaEntity(NamedTuple):
 
     user: str | None = None
     client_id: str | None = None
+    address: str | None = None
+    """an IP address as `ipaddress` writes it, without user and client id"""
+
+    @property
+    def quota_keys(self) -> tuple[str, ...]:
+        """The quotas that it may have."""
+        return QUOTA_KEYS if self.address is None else ADDRESS_QUOTA_KEYS
 
 
 class QuotaScope(NamedTuple):
-    """Clients with the same scope share a quota; an empty field does not distinguish them."""
+    """Clients with the same scope share a quota; an empty field does not distinguish them. An address stands in `user`."""
 
     key: str
     user: str
@@ -54,7 +65,7 @@ class QuotaScope(NamedTuple):
 
 
 class QuotaLimit(NamedTuple):
-    """`bound`: bytes per second, percent of one processor, or mutations per second."""
+    """`bound`: bytes per second, percent of one processor, mutations or connections per second."""
 
     scope: QuotaScope
     bound: float
@@ -65,12 +76,28 @@ class ClientQuotas:
 
     def __init__(self, quotas: Mapping[QuotaEntity, Mapping[str, float]]) -> None:
         self._by_key: dict[str, dict[QuotaEntity, float]] = {key: {} for key in QUOTA_KEYS}
+        self._of_addresses: dict[str | None, float] = {}
         for entity, values in quotas.items():
+            if entity.address is not None:
+                self._of_addresses[entity.address] = values[CONNECTION_CREATION_RATE]
+                continue
             for key, value in values.items():
                 self._by_key[key][entity] = value
 
-    def __bool__(self) -> bool:
+    @property
+    def limit_requests(self) -> bool:
+        """Whether some client has a quota that its requests use."""
         return any(self._by_key.values())
+
+    @property
+    def limit_connections(self) -> bool:
+        """Whether some address has a quota."""
+        return bool(self._of_addresses)
+
+    def connection_limit(self, address: str) -> QuotaLimit | None:
+        """Return how many connections a second an address may open; None: it is not limited."""
+        bound = self._of_addresses.get(address, self._of_addresses.get(DEFAULT_NAME))
+        return None if bound is None else QuotaLimit(QuotaScope(CONNECTION_CREATION_RATE, address, ""), bound)
 
     def limit(self, key: str, user: str, client_id: str) -> QuotaLimit | None:
         """Return the quota of a client, as Kafka's `DefaultQuotaCallback` finds it; None: it is not limited."""
@@ -100,9 +127,9 @@ def _candidates(user: str, client_id: str) -> tuple[QuotaEntity, ...]:
     )
 
 
-def quota_problem(key: str, value: float) -> str | None:
-    """Return why a quota cannot have this value, in Kafka's words, or None."""
-    if key not in QUOTA_KEYS:
+def quota_problem(key: str, value: float, keys: Sequence[str] = QUOTA_KEYS) -> str | None:
+    """Return why a quota cannot have this value, in Kafka's words, or None. `keys`: those that its entity may have."""
+    if key not in keys:
         return f"Invalid configuration key {key}"
     if not value > 0 or math.isinf(value):
         return f"Quota {key} must be greater than 0"
@@ -118,15 +145,15 @@ def quota_text(key: str, value: float) -> str:
     return str(min(math.floor(value + 1e-6), _LONG_MAX)) if key in WHOLE_QUOTAS else repr(float(value))
 
 
-def quota_values(config: Mapping[str, str]) -> dict[str, float]:
+def quota_values(config: Mapping[str, str], keys: Sequence[str] = QUOTA_KEYS) -> dict[str, float]:
     """Return the quotas among the configs of an entity. Those that another tool wrote and that are invalid are left out."""
     values = {}
-    for key in QUOTA_KEYS:
+    for key in keys:
         text = config.get(key, "")
         if not (_LONG.fullmatch(text) and int(text) <= _LONG_MAX if key in WHOLE_QUOTAS else _DOUBLE.fullmatch(text)):
             continue
         value = float(text)
-        if quota_problem(key, value) is None:
+        if quota_problem(key, value, keys) is None:
             values[key] = value
     return values
 

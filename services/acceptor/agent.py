@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from appliance.client.peer_stream import peer_context
 from appliance.client.peers import Peers
 from appliance.client.transaction_gate import TransactionPeers
-from appliance.cluster.broker_configs import CONNECTIONS_MAX, dynamic_settings
+from appliance.cluster.broker_configs import CONNECTIONS_MAX, CREATION_RATE, dynamic_settings
 from appliance.cluster.lease_gate import LeaseGate
 from appliance.cluster.metadata_cache import CacheChange, MetadataCache
 from appliance.cluster.metadata_image import ImageFollower
@@ -190,7 +190,8 @@ class AcceptorAgent:
         if self._view.refresh() is CacheChange.PLACES:
             self._peers.refresh(self._view.image.brokers)
             self._inter_broker.refresh(self._view.image.brokers)
-            self._connections.set_connections_max(self._connections_wanted())
+            self._connections.set_connections_max(self._wanted(CONNECTIONS_MAX))
+            self._connections.rates.wanted = self._wanted(CREATION_RATE)
             self._fetch.files.keep_only(self._view.rows())
             self._fetch.on_view_changed()
             work += 1
@@ -271,12 +272,13 @@ class AcceptorAgent:
         """Without quotas, requests do not pass through what counts them."""
         quotas = self._quotas.quotas
         self._throttles.set_quotas(quotas)
-        self._connections.serve_by(self._throttles.on_request if quotas else self._dispatch.on_request)
+        self._connections.serve_by(self._throttles.on_request if quotas.limit_requests else self._dispatch.on_request)
+        self._connections.rates.connection_throttle_ms = self._throttles.connection_throttle_ms if quotas.limit_connections else None
 
-    def _connections_wanted(self) -> int:
-        """`max.connections` as it was altered while the box runs, or as in its settings."""
-        altered = dynamic_settings(self._view.image.box_config).get(CONNECTIONS_MAX)
-        return altered if isinstance(altered, int) else self._context.box.integer(CONNECTIONS_MAX)
+    def _wanted(self, setting: str) -> int:
+        """Return a setting as it was altered while the box runs, or as in its file."""
+        altered = dynamic_settings(self._view.image.box_config).get(setting)
+        return altered if isinstance(altered, int) else self._context.box.integer(setting)
 
     # -- news
 

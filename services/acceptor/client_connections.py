@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from appliance.base.errors import ProtocolViolation
-from appliance.cluster.broker_configs import CONNECTIONS_MAX
+from appliance.cluster.broker_configs import CONNECTIONS_MAX, CREATION_RATE
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.listening import NO_ROOM_TO_ACCEPT
 from appliance.security.principals import ANONYMOUS, RequestOrigin
@@ -26,6 +26,7 @@ from appliance.security.transport import ClientTransport, PlainTransport
 from appliance.shm.arena import Arena
 from services.acceptor.closings import (
     ADDRESS_LIMIT,
+    ADDRESS_RATE,
     AUTHENTICATION_TIMEOUT,
     CERTIFICATE_REFUSED,
     CLIENT_LEFT,
@@ -43,6 +44,7 @@ from services.acceptor.closings import (
     Closings,
 )
 from services.acceptor.connection import Connection
+from services.acceptor.connection_rates import ConnectionRates
 from services.acceptor.fetch.cold_reads import ColdReads
 from services.acceptor.listening_socket import LOCAL, Accepted, ListeningSocket, LocalListeningSocket, listening_sockets
 from services.acceptor.receiver import OnRequest, Receiver
@@ -100,13 +102,16 @@ class ClientConnections:
         self._segment_files_max = segment_files_max
         self._connections_wanted = box.integer(CONNECTIONS_MAX)
         self._connections_max = self._find_connections_max(self._connections_wanted)
-        self._listening = listening_sockets(box, context.listen_sockets, self._connections_max, context.log)
-        self._has_one_listener = len(self._listening) == 1
+        self.rates = ConnectionRates(box.integer(CREATION_RATE))
+        self._paused: list[ListeningSocket] = []
+        """listeners above their rate, which take no connection for a moment"""
+        self.listening = listening_sockets(box, context.listen_sockets, self._connections_max, context.log)
+        self._has_one_listener = len(self.listening) == 1
         self._certificates = {
-            each.name: counters.gauge(f'acceptor.certificate_seconds_left{{listener="{each.name}"}}') for each in self._listening if each.tls is not None
+            each.name: counters.gauge(f'acceptor.certificate_seconds_left{{listener="{each.name}"}}') for each in self.listening if each.tls is not None
         }
         if context.instance == FIRST_ACCEPTOR:
-            self._listening.append(LocalListeningSocket(context.layout.kafka_socket, box, context.log, bool(box.text("authorizer.class.name"))))
+            self.listening.append(LocalListeningSocket(context.layout.kafka_socket, box, context.log, bool(box.text("authorizer.class.name"))))
         self._tls = self._make_tls()
         self.sasl = self._make_sasl()
         """the authentication of clients; None without a listener with SASL"""
@@ -153,18 +158,18 @@ class ClientConnections:
 
     def _make_tls(self) -> TlsConnections | None:
         """Return None without a listener with TLS: OpenSSL takes 4 MB."""
-        if all(listening.tls is None for listening in self._listening):
+        if all(listening.tls is None for listening in self.listening):
             return None
         from services.acceptor.tls_connections import TlsConnections
 
         return TlsConnections(self._on_established, self._on_handshake_wants, self._close, self._receive_tls)
 
     def _make_sasl(self) -> SaslConnections | None:
-        if not any(listening.mechanisms for listening in self._listening):
+        if not any(listening.mechanisms for listening in self.listening):
             return None
         from services.acceptor.sasl_connections import SaslConnections
 
-        return SaslConnections(self._context, self._listening, self._on_authenticated, self._close, self.mark_dirty, self._update_interest)
+        return SaslConnections(self._context, self.listening, self._on_authenticated, self._close, self.mark_dirty, self._update_interest)
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -195,6 +200,8 @@ class ClientConnections:
             work += 1
         if self._accept_again_ns and now_ns >= self._accept_again_ns:
             self.accept()
+        if self._paused:
+            self._resume_paused(now_ns)
         return work
 
     def send_dirty(self) -> int:
@@ -211,7 +218,7 @@ class ClientConnections:
         self._unswept = list(self._connections.values())
         for connection in self._receiver.slow_bodies(now_ns):
             self._close(connection, SLOW_BODY, "it sends a large request too slowly, and other requests wait for its arena slot")
-        for listening in self._listening:
+        for listening in self.listening:
             if listening.tls is not None:
                 listening.tls.reload()
                 if listening.tls.expires_s is not None:
@@ -219,9 +226,10 @@ class ClientConnections:
         self._closings.sweep(now_ns)
         if self.sasl is not None:
             self.sasl.sweep(now_ns)
+        self.rates.sweep(now_ns)
         self._held_bytes.set(self._held.total_bytes)
         if self._accepting:
-            for listening in self._listening:
+            for listening in self.listening:
                 self._accept_some(
                     listening, FAIR_BURST if self._is_one_of_several else ACCEPT_BURST
                 )  # EPOLLEXCLUSIVE wakes one acceptor, and that one may be stopped
@@ -236,7 +244,8 @@ class ClientConnections:
     def close(self) -> None:
         for connection in list(self._connections.values()):
             self._close(connection, STOPPING)
-        for listening in self._listening:
+        self.rates.close()
+        for listening in self.listening:
             if listening.own_path:
                 listening.socket.close()
         if self.sasl is not None:
@@ -262,7 +271,7 @@ class ClientConnections:
         if wanted != self._connections_wanted:
             self._connections_wanted = wanted
             self._connections_max = self._find_connections_max(wanted)
-            for listening in self._listening:
+            for listening in self.listening:
                 listening.limit_connections(self._connections_max)
 
     def _close_excess(self) -> None:
@@ -282,8 +291,9 @@ class ClientConnections:
         self._accept_again_ns = 0
         if not self._stopping and not self._accepting:
             self._accepting = True
-            for listening in self._listening:
-                self._watch_listening(listening)
+            for listening in self.listening:
+                if not listening.paused_until_ns:
+                    self._watch_listening(listening)
 
     def _watch_listening(self, listening: ListeningSocket) -> None:
         self._poller.register(listening.socket.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE, lambda _events: self._on_acceptable(listening))
@@ -291,25 +301,57 @@ class ClientConnections:
     def _stop_accepting(self) -> None:
         if self._accepting:
             self._accepting = False
-            for listening in self._listening:
-                self._poller.unregister(listening.socket.fileno())
+            for listening in self.listening:
+                if not listening.paused_until_ns:
+                    self._poller.unregister(listening.socket.fileno())
+
+    def _pause(self, listening: ListeningSocket, until_ns: int) -> None:
+        """Take no connection of this listener for a moment: more would exceed its rate."""
+        listening.paused_until_ns = until_ns
+        self._paused.append(listening)
+        if self._accepting:
+            self._poller.unregister(listening.socket.fileno())
+
+    def _resume_paused(self, now_ns: int) -> None:
+        for listening in [each for each in self._paused if now_ns >= each.paused_until_ns]:
+            self._paused.remove(listening)
+            listening.paused_until_ns = 0
+            if self._accepting:
+                self._watch_listening(listening)
 
     def _on_acceptable(self, listening: ListeningSocket) -> None:
         self._accept_some(listening, FAIR_BURST if self._is_one_of_several else ACCEPT_BURST)
-        if self._is_one_of_several and self._accepting:
+        if self._is_one_of_several and self._accepting and not listening.paused_until_ns:
             # EPOLLEXCLUSIVE wakes one waiter, and the same one again while it waits. Registering anew puts this acceptor behind the others.
             self._poller.unregister(listening.socket.fileno())
             self._watch_listening(listening)
 
     def _accept_some(self, listening: ListeningSocket, burst: int) -> None:
         for _ in range(burst):
+            if listening.paused_until_ns:
+                return
             try:
                 accepted = listening.accept()
             except OSError as error:
                 if error.errno in NO_ROOM_TO_ACCEPT:
                     self._on_no_room(listening, error)
                 return
+            if listening.name != LOCAL and self._exceeds_rate(listening, accepted):
+                continue
             self._add_connection(listening, accepted)
+
+    def _exceeds_rate(self, listening: ListeningSocket, accepted: Accepted) -> bool:
+        """Count a new connection; False if it may stay. The listener pauses if it was one too many for it."""
+        now_ns = self._clock.monotonic_ns()
+        is_only_own = listening.is_inter_broker and not self._has_one_listener
+        pause_ms = self.rates.pause_ms(listening, is_only_own, now_ns // 1_000_000)
+        if pause_ms:
+            self._pause(listening, now_ns + pause_ms * 1_000_000)
+        throttle_ms = self.rates.connection_throttle_ms(accepted.address) if self.rates.connection_throttle_ms is not None else 0
+        if throttle_ms:
+            self.rates.close_later(accepted.sock, throttle_ms, now_ns)
+            self._closings.log(ADDRESS_RATE, accepted.address, "it opens more connections a second than its quota (connection_creation_rate)")
+        return throttle_ms > 0
 
     def _on_no_room(self, listening: ListeningSocket, error: OSError) -> None:
         """Stop accepting for a moment: no descriptor is free.

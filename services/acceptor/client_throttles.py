@@ -213,6 +213,8 @@ class ClientThrottles:
         self._quotas = ClientQuotas({})
         self.clients: dict[tuple[str, str], ClientLimits | None] = {}
         """by user and client id, or its digest; None: without a quota"""
+        self._addresses: dict[str, QuotaUsage] = {}
+        """of the addresses that have a quota and connected not long ago"""
         self._usages: WeakValueDictionary[QuotaScope, QuotaUsage] = WeakValueDictionary()
         self._kept: list[QuotaUsage] = []
         """those of before the last change of quotas, until the next sweep"""
@@ -236,7 +238,7 @@ class ClientThrottles:
         """Use these quotas; what was used of quotas that stay as they are still counts."""
         self._quotas = quotas
         box = self._context.box
-        if quotas and self._sharing is None and box.acceptors > 1:
+        if (quotas.limit_requests or quotas.limit_connections) and self._sharing is None and box.acceptors > 1:
             from appliance.shm.quota_use import QuotaUse, QuotaUseReader
 
             context = self._context
@@ -246,6 +248,7 @@ class ClientThrottles:
             self._sharing.attach()
         self._kept = list(self._usages.values())
         self.clients.clear()
+        self._addresses.clear()
 
     def sweep(self, now_ns: int) -> None:
         """Once a second: forget clients that have not used anything for a while."""
@@ -257,6 +260,10 @@ class ClientThrottles:
             limits = self.clients.pop(client)
             if limits is not None and not limits.is_idle(now_ms):
                 self.clients[client] = limits
+        for address in list(islice(self._addresses, SWEPT_MAX)):
+            usage = self._addresses.pop(address)
+            if not usage.is_idle(now_ms):
+                self._addresses[address] = usage
         self._connections_muted.set(len(self.muted))
 
     def close(self) -> None:
@@ -296,6 +303,18 @@ class ClientThrottles:
             else:
                 self.throttle(key, reply, header.api_key, header.api_version, max(throttle_ms, request_ms))
         return True
+
+    def connection_throttle_ms(self, address: str) -> int:
+        """Count a new connection of an address and return 0, or for how many ms the address exceeds its quota: that connection is refused."""
+        usage = self._addresses.get(address)
+        if usage is None:
+            usage = self._usage_of(self._quotas.connection_limit(address))
+            if usage is None:
+                return 0
+            if len(self._addresses) >= CLIENTS_MAX:
+                del self._addresses[next(iter(self._addresses))]
+            self._addresses[address] = usage
+        return usage.offer(1, self.now_ms())
 
     def on_mutation(self, reply: PendingReply, header: RequestHeader, throttle_ms: int) -> None:
         """The controller has throttled a request that creates or deletes partitions."""

@@ -22,6 +22,8 @@ CONNECTION_LIMIT = "connection-limit"
 """Too many connections in total."""
 ADDRESS_LIMIT = "connection-limit-of-address"
 """Too many from that address."""
+ADDRESS_RATE = "connection-rate-of-address"
+"""That address opens more connections a second than its quota."""
 DESCRIPTOR_LIMIT = "descriptor-limit"
 """The process may open no more descriptors: the connection was idle, or it was new."""
 FRAME_TIMEOUT = "frame-timeout"
@@ -76,7 +78,7 @@ class Closings:
             self._counter(reason)
         for reason in (AUTHENTICATION_FAILED, AUTHENTICATION_TIMEOUT, AUTHENTICATION_OVERLOAD, SESSION_EXPIRED):
             self._counter(reason)
-        for reason in (USER_REFUSED, UNREADABLE, CONTROLLER_SILENT, DESCRIPTOR_LIMIT, TLS_HANDSHAKE, CERTIFICATE_REFUSED, TLS_UNAVAILABLE):
+        for reason in (ADDRESS_RATE, USER_REFUSED, UNREADABLE, CONTROLLER_SILENT, DESCRIPTOR_LIMIT, TLS_HANDSHAKE, CERTIFICATE_REFUSED, TLS_UNAVAILABLE):
             self._counter(reason)
 
     def count(self, reason: str) -> None:

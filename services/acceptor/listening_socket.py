@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from appliance.base.logging import Logger
-from appliance.base.setting_row import SettingValue
+from appliance.base.setting_row import INT32_MAX, SettingValue
 from appliance.base.settings import Box, KafkaListener
 from appliance.base.trusted_files import SYSTEM_USER, faces_network, runs_box
 from appliance.ipc.frames import listen_unix, peer_identity
@@ -51,12 +51,14 @@ class ListeningSocket:
     __slots__ = (
         "_own_connections_max",
         "connections_max",
+        "creation_rate",
         "idle_ns",
         "is_inter_broker",
         "mechanisms",
         "name",
         "open_count",
         "origin",
+        "paused_until_ns",
         "per_address_max",
         "session_ms",
         "socket",
@@ -73,6 +75,11 @@ class ListeningSocket:
         self._own_connections_max = listener.settings.get("max.connections")
         self.limit_connections(connections_max)
         self.per_address_max = box.integer_of(listener, "max.connections.per.ip")
+        own_rate = listener.settings.get("max.connection.creation.rate")
+        self.creation_rate = own_rate if isinstance(own_rate, int) else INT32_MAX
+        """new connections a second, beside those of all listeners"""
+        self.paused_until_ns = 0
+        """until when it takes no connection; 0: it takes them"""
         self.idle_ns = box.integer_of(listener, "connections.max.idle.ms") * 1_000_000
         self.mechanisms = mechanisms_of(listener, {name: box.setting(name) for name in SASL_SETTINGS})
         """of SASL; none: its clients do not authenticate"""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.cluster.quota_image import QuotaImage, Quotas, read_quota_image, write_quota_image
 from appliance.cluster.security_image import SecurityImageUnreadable
-from appliance.cluster.user_znodes import CLIENTS, CONFIG_CLIENTS, CONFIG_USERS, entity_of_path, entity_path, name_of_node
+from appliance.cluster.user_znodes import CLIENTS, CONFIG_ADDRESSES, CONFIG_CLIENTS, CONFIG_USERS, entity_of_path, entity_path, name_of_node
 from appliance.cluster.znodes import (
     CONFIG_CHANGE_PREFIX,
     CONFIG_CHANGES,
@@ -83,7 +84,6 @@ BUCKETS_MAX = 1_000
 ORDER_MS = 1_000
 """Buckets are put into order no more often."""
 USER, CLIENT_ID, IP = "user", "client-id", "ip"
-NO_ADDRESSES = "Quotas of addresses (ip) are not served here; limit connections with max.connections.per.ip."
 EXCEEDED = "The throttling quota has been exceeded."
 
 Values = dict[str, float]
@@ -107,7 +107,9 @@ def load_quotas() -> Operation[dict[QuotaEntity, Values]]:
     """Read the quotas of all entities."""
     users = yield GetChildren(CONFIG_USERS)
     clients = yield GetChildren(CONFIG_CLIENTS)
+    addresses = yield GetChildren(CONFIG_ADDRESSES)
     entities = [QuotaEntity(name_of_node(name)) for name in users] + [QuotaEntity(None, name_of_node(name)) for name in clients]
+    entities += [QuotaEntity(address=name_of_node(name)) for name in addresses]
     of_users: list[Any] = yield from all_of([GetChildren(f"{CONFIG_USERS}/{name}/{CLIENTS}") for name in users])
     for user, names in zip(users, of_users, strict=True):
         if isinstance(names, tuple):
@@ -128,7 +130,7 @@ def read_quotas(entities: Iterable[QuotaEntity]) -> Operation[dict[QuotaEntity, 
             raise node
         if not isinstance(node, NoNode) and node.data:
             try:
-                quotas[entity] = quota_values(decode_config(_path(entity), node.data))
+                quotas[entity] = quota_values(decode_config(_path(entity), node.data), entity.quota_keys)
             except DocumentUnreadable:
                 continue
     return quotas
@@ -158,7 +160,7 @@ def change_quotas(change: QuotaChange) -> Operation[Values]:
             else:
                 config.pop(key, None)
         if change.validate_only or config == former:
-            return quota_values(former)
+            return quota_values(former, change.entity.quota_keys)
         write: Write
         if node is None:
             write = Create(path, encode_config(config))
@@ -180,7 +182,7 @@ def change_quotas(change: QuotaChange) -> Operation[Values]:
             raise
         if not config:
             yield from _remove_empty(reversed(above))
-        return quota_values(config)
+        return quota_values(config, change.entity.quota_keys)
     raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, "the quotas were changed by others at the same time; try again")
 
 
@@ -402,9 +404,7 @@ def _planned(entry: QuotasToAlter) -> tuple[QuotaEntity, dict[str, float | None]
         raise RequestRefused(ErrorCode.INVALID_REQUEST, "Invalid empty client quota entity")
     names: dict[str, str | None] = {}
     for kind, name in entry.entity:
-        if kind == IP:
-            raise RequestRefused(ErrorCode.INVALID_REQUEST, NO_ADDRESSES)
-        if kind not in (USER, CLIENT_ID):
+        if kind not in (USER, CLIENT_ID, IP):
             raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Unhandled client quota entity type: {kind}")
         if name == "":
             raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Empty {kind} not supported")
@@ -413,14 +413,25 @@ def _planned(entry: QuotasToAlter) -> tuple[QuotaEntity, dict[str, float | None]
             raise RequestRefused(ErrorCode.INVALID_REQUEST, text)
         if kind in names:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Duplicate {kind} in a client quota entity")
-        names[kind] = DEFAULT_NAME if name is None else name
+        names[kind] = DEFAULT_NAME if name is None else _address(name) if kind == IP else name
+    if IP in names and len(names) > 1:
+        raise RequestRefused(ErrorCode.INVALID_REQUEST, "Invalid client quota entity: an ip is combined with no other type")
+    entity = QuotaEntity(names.get(USER), names.get(CLIENT_ID), names.get(IP))
     changes: dict[str, float | None] = {}
     for key, value, remove in entry.ops:
-        problem = quota_problem(key, 1.0 if remove else value)  # a key that is no quota may be a credential
+        problem = quota_problem(key, 1.0 if remove else value, entity.quota_keys)  # a key that is no quota may be a credential
         if problem is not None:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, problem)
         changes[key] = None if remove else value
-    return QuotaEntity(names.get(USER), names.get(CLIENT_ID)), changes
+    return entity, changes
+
+
+def _address(name: str) -> str:
+    """Return an address as the acceptors see it. Raises RequestRefused; Kafka also looks up names of hosts, once, when they are set."""
+    try:
+        return str(ip_address(name))
+    except ValueError:
+        raise RequestRefused(ErrorCode.INVALID_REQUEST, f"{name} is not a valid IP; names of hosts are not looked up") from None
 
 
 def _check_filter(request: DescribeClientQuotasRequest) -> None:
@@ -442,7 +453,7 @@ def _check_filter(request: DescribeClientQuotasRequest) -> None:
 
 
 def _matches(request: DescribeClientQuotasRequest, entity: QuotaEntity) -> bool:
-    names = {USER: entity.user, CLIENT_ID: entity.client_id, IP: None}
+    names = {USER: entity.user, CLIENT_ID: entity.client_id, IP: entity.address}
     for component in request.components:
         name = names.pop(component.entity_type)
         if name is None or (component.match_type == MATCH_EXACT and name != component.match):
@@ -453,5 +464,5 @@ def _matches(request: DescribeClientQuotasRequest, entity: QuotaEntity) -> bool:
 
 
 def _described(entity: QuotaEntity, values: Values) -> DescribedQuotas:
-    parts = tuple(QuotaEntityPart(kind, name or None) for kind, name in ((USER, entity.user), (CLIENT_ID, entity.client_id)) if name is not None)
+    parts = tuple(QuotaEntityPart(kind, name or None) for kind, name in zip((USER, CLIENT_ID, IP), entity, strict=True) if name is not None)
     return DescribedQuotas(parts, tuple(QuotaValue(key, value) for key, value in values.items()))

@@ -6,6 +6,7 @@ import pytest
 
 from appliance.cluster.quota_image import QuotaImage
 from appliance.security.quotas import (
+    CONNECTION_CREATION_RATE,
     PRODUCER_BYTE_RATE,
     QUOTA_KEYS,
     REQUEST_PERCENTAGE,
@@ -47,7 +48,18 @@ def test_a_client_without_an_id_has_only_its_users_quota() -> None:
     for user in ("", "u"):
         found = ClientQuotas({**others, QuotaEntity(user): {PRODUCER_BYTE_RATE: 7.0}}).limit(PRODUCER_BYTE_RATE, "u", "")
         assert found == QuotaLimit(QuotaScope(PRODUCER_BYTE_RATE, "u", ""), 7.0)
-    assert not ClientQuotas({}) and ClientQuotas(others)
+    assert not ClientQuotas({}).limit_requests and ClientQuotas(others).limit_requests
+
+
+def test_an_address_has_its_own_quota_or_that_of_all_addresses_and_nothing_else() -> None:
+    of_all, of_one = {QuotaEntity(address=""): {CONNECTION_CREATION_RATE: 5.0}}, {QuotaEntity(address="::1"): {CONNECTION_CREATION_RATE: 7.0}}
+    quotas = ClientQuotas({**of_all, **of_one})
+    assert quotas.connection_limit("::1") == QuotaLimit(QuotaScope(CONNECTION_CREATION_RATE, "::1", ""), 7.0)
+    assert quotas.connection_limit("10.0.0.1") == QuotaLimit(QuotaScope(CONNECTION_CREATION_RATE, "10.0.0.1", ""), 5.0)
+    assert ClientQuotas(of_one).connection_limit("10.0.0.1") is None
+    assert quotas.limit_connections and not quotas.limit_requests and not ClientQuotas({}).limit_connections
+    image = QuotaImage(1, {**of_all, **of_one, QuotaEntity(address="10.0.0.2"): {PRODUCER_BYTE_RATE: 1.0}})
+    assert QuotaImage.decode(image.encode()) == QuotaImage(1, {**of_all, **of_one})
 
 
 def test_a_spike_is_throttled_for_as_long_as_in_kafka_and_forgotten_when_its_window_has_passed() -> None:

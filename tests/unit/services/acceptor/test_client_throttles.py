@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -21,7 +21,18 @@ from appliance.protocol.wire import INT32
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
 from appliance.runtime.systemd import SystemdNotifier
-from appliance.security.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, ClientQuotas, QuotaEntity, QuotaLimit, QuotaScope
+from appliance.security.quotas import (
+    CONNECTION_CREATION_RATE,
+    CONSUMER_BYTE_RATE,
+    PRODUCER_BYTE_RATE,
+    REQUEST_PERCENTAGE,
+    SAMPLES,
+    WINDOW_MS,
+    ClientQuotas,
+    QuotaEntity,
+    QuotaLimit,
+    QuotaScope,
+)
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from appliance.shm.quota_use import QuotaUse, QuotaUseReader
@@ -91,6 +102,15 @@ class ThrottledDoor:
         self.throttles.do_work(self.clock.monotonic_ns())
         self.connections.do_work(self.clock.monotonic_ns())
         self.connections.send_dirty()
+
+    def reaches(self, condition: Callable[[], Any]) -> bool:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition() and time.monotonic() < deadline:
+            self.turn(1)
+        return bool(condition())
+
+    def closed(self, reason: str) -> int:
+        return self.context.counters.counter(f'acceptor.closed{{reason="{reason}"}}').value
 
     def receive(self, client: socket.socket) -> bytes:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -318,10 +338,57 @@ def test_a_batch_above_the_quota_is_sent_when_nothing_else_counts() -> None:
 def test_an_unreadable_image_of_quotas_leaves_the_last_ones_in_use() -> None:
     with scratch_layout() as layout:
         follower = QuotaFollower(layout, Logger("acceptor@0"))
-        assert not follower.load() and not follower.quotas
+        assert not follower.load() and not follower.quotas.limit_requests
         write_quota_image(layout.quota_image_file, QuotaImage(3, {QuotaEntity("u", ""): {PRODUCER_BYTE_RATE: 5.0}}))
         assert follower.load() and follower.quotas.limit(PRODUCER_BYTE_RATE, "u", "c") is not None
         assert not follower.load()
         with open(layout.quota_image_file, "wb") as file:
             file.write(b"damaged")
-        assert not follower.load() and follower.quotas
+        assert not follower.load() and follower.quotas.limit_requests
+
+
+def is_closed_by_the_other_side(client: socket.socket) -> bool:
+    try:
+        return client.recv(1) == b""
+    except BlockingIOError:
+        return False
+
+
+def test_a_connection_above_the_quota_of_its_address_is_closed_after_a_moment(door: ThrottledDoor) -> None:
+    """Eleven seconds' worth may come at once; the next ones are refused until a second has left the window."""
+    door.throttles.set_quotas(ClientQuotas({QuotaEntity(address="127.0.0.1"): {CONNECTION_CREATION_RATE: 1.0}}))
+    door.connections.rates.connection_throttle_ms = door.throttles.connection_throttle_ms
+    with ExitStack() as clients:
+        taken = [clients.enter_context(door.connect()) for _ in range(SAMPLES)]
+        assert door.reaches(lambda: len(door.connections) == SAMPLES - 1)
+        refused = taken[-1]
+        assert door.closed("connection-rate-of-address") == 1 and not is_closed_by_the_other_side(refused)
+        door.clock.advance_ms(WINDOW_MS)
+        door.connections.sweep(door.clock.monotonic_ns())
+        assert door.reaches(lambda: is_closed_by_the_other_side(refused))
+        door.clock.advance_ms(SAMPLES * WINDOW_MS)
+        clients.enter_context(door.connect())
+        assert door.reaches(lambda: len(door.connections) == SAMPLES)
+    assert door.closed("connection-rate-of-address") == 1
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_listener_above_its_rate_takes_no_connection_for_a_moment(door: ThrottledDoor, is_own: bool) -> None:
+    (listening,) = (each for each in door.connections.listening if each.name == LISTENER.name)
+    if is_own:
+        listening.creation_rate = 1
+    else:
+        door.connections.rates.wanted = 1
+    with ExitStack() as clients:
+        for _ in range(SAMPLES + 3):
+            clients.enter_context(door.connect())
+        assert door.reaches(lambda: listening.paused_until_ns)
+        assert len(door.connections) == SAMPLES
+        door.turn()
+        door.connections.sweep(door.clock.monotonic_ns())
+        assert len(door.connections) == SAMPLES
+        door.clock.advance_ms(WINDOW_MS)
+        assert door.reaches(lambda: len(door.connections) == SAMPLES + 1)
+        door.clock.advance_ms(SAMPLES * WINDOW_MS)
+        assert door.reaches(lambda: len(door.connections) == SAMPLES + 3)
+    assert door.closed("connection-rate-of-address") == 0

@@ -123,6 +123,9 @@ def test_paths_of_entities_are_kafkas() -> None:
         (QuotaEntity("", ""), "users/<default>/clients/<default>"),
         (QuotaEntity("u", "c/d"), "users/u/clients/c%2Fd"),
         (QuotaEntity(None, "c"), "clients/c"),
+        (QuotaEntity(address="10.0.0.1"), "ips/10.0.0.1"),
+        (QuotaEntity(address="::1"), "ips/%3A%3A1"),
+        (QuotaEntity(address=""), "ips/<default>"),
     ]:
         assert entity_path(entity) == path and entity_of_path(path) == entity
     assert [entity_of_path(path) for path in ("topics/t", "users/", "users/u/c", "users/u/clients/", None)] == [None] * 5
@@ -200,7 +203,11 @@ def test_impossible_quotas_are_refused(quotas: QuotaBox) -> None:
         ({"client_id": ".."}, {"producer_byte_rate": 1.0}, "The name of a client-id with quotas has at most 255 characters"),
         ({"user": "u" * 256}, {"producer_byte_rate": 1.0}, "The name of a user with quotas has at most 255 characters"),
         ({"shoe": "a"}, {}, "Unhandled client quota entity type: shoe"),
-        ({"ip": "1.2.3.4"}, {"connection_creation_rate": 1.0}, "Quotas of addresses (ip) are not served here"),
+        ({"ip": "box.example"}, {"connection_creation_rate": 1.0}, "box.example is not a valid IP"),
+        ({"ip": "1.2.3.4"}, {"producer_byte_rate": 1.0}, "Invalid configuration key producer_byte_rate"),
+        ({"ip": "1.2.3.4"}, {"connection_creation_rate": 1.5}, "Configuration connection_creation_rate must be a LONG value"),
+        ({"ip": "1.2.3.4", "user": "a"}, {"connection_creation_rate": 1.0}, "Invalid client quota entity: an ip is combined"),
+        ({"user": "a"}, {"connection_creation_rate": 1.0}, "Invalid configuration key connection_creation_rate"),
         ({"user": "a"}, {"speed": 1.0}, "Invalid configuration key speed"),
         ({"user": "a"}, {"producer_byte_rate": -1.0}, "Quota producer_byte_rate must be greater than 0"),
         ({"user": "a"}, {"producer_byte_rate": 1.5}, "Configuration producer_byte_rate must be a LONG value"),
@@ -209,6 +216,18 @@ def test_impossible_quotas_are_refused(quotas: QuotaBox) -> None:
         code, message = quotas.alter(entity, **values)  # type: ignore[arg-type]
         assert code == ErrorCode.INVALID_REQUEST and (message or "").startswith(text), text
     assert quotas.described() == {}
+
+
+def test_an_address_may_have_a_quota_of_connections(quotas: QuotaBox) -> None:
+    assert quotas.alter({"ip": "0:0:0:0:0:0:0:1"}, connection_creation_rate=5.0) == (0, None)
+    assert quotas.alter({"ip": None}, connection_creation_rate=50.0) == (0, None)
+    assert quotas.config("/config/ips/%3A%3A1") == {"connection_creation_rate": "5"}
+    wanted = {QuotaEntity(address="::1"): {"connection_creation_rate": 5.0}, QuotaEntity(address=""): {"connection_creation_rate": 50.0}}
+    assert quotas.image() == wanted
+    assert quotas.described(("ip", MATCH_DEFAULT, None)) == {(None,): {"connection_creation_rate": 50.0}}
+    assert quotas.described(("user", MATCH_SPECIFIED, None)) == {}
+    assert quotas.alter({"ip": "::1"}, connection_creation_rate=None) == (0, None)
+    assert quotas.image() == {QuotaEntity(address=""): {"connection_creation_rate": 50.0}}
 
 
 def test_quotas_that_another_tool_writes_are_followed(quotas: QuotaBox) -> None:
@@ -300,8 +319,8 @@ def test_a_change_whose_client_waits_no_longer_does_not_begin(tmp_path: Path, is
             alter(ControllerRequest(None, 1, 1, body))  # type: ignore[arg-type]
 
         def load() -> None:
-            reply(())
-            reply(())
+            for _kind in ("users", "clients", "ips"):
+                reply(())
 
         administration.on_arrived()
         if is_loaded:
