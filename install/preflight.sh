@@ -192,9 +192,10 @@ check_running() {
 
 # check_members: an upgrade restarts this box, and with it its member of ZooKeeper's ensemble; the others must have a majority meanwhile.
 check_members() {
-    local python words
+    local python words tls
     [ ${#MEMBERS[@]} -gt 0 ] && python=$(system_python) || return 0
-    words=$(PYTHONPATH=$ROOT timeout 20 "$python" -B -P -m appliance.cluster.zookeeper_probe "${BROKER_ID:-1}" "${MEMBERS[@]}" 2>/dev/null) || return 0
+    mapfile -t tls < <(option_values zookeeper_tls)
+    words=$(PYTHONPATH=$ROOT timeout 20 "$python" -B -P -m appliance.cluster.zookeeper_probe "${BROKER_ID:-1}" "${MEMBERS[@]}" ${tls[@]+--tls "${tls[@]}"} 2>/dev/null) || return 0
     [ -n "$words" ] || return 0
     if [ -n "$WITHOUT_MAJORITY" ] || [ "$(release_at current)" = "$(tree_version)" ]; then warning cluster "$words"
     else problem cluster "$words: without this box the ensemble has no majority (millrace box list); to upgrade all the same: --without-majority"; fi

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from appliance.base.zookeeper_access import new_secret, replace_secret
+from appliance.base.zookeeper_access import ZooKeeperTls, new_secret, replace_secret
 from appliance.cluster.zookeeper_probe import zookeeper_serves
 from lab.machine import Disk, Namespace, Network, address_of
 from lab.running_box import COMMAND, READY, STOP_SECONDS, RunningBox, environment, eventually, processes_of, run_arguments
@@ -240,11 +240,16 @@ class Cluster:
             eventually(lambda box=box: all_serve(box.box), f"all processes of box {box.number} serve", seconds)  # type: ignore[misc]
         self.await_ensemble(seconds)
 
-    def await_ensemble(self, seconds: float = READY_SECONDS) -> None:
+    def await_ensemble(self, seconds: float = READY_SECONDS, tls: ZooKeeperTls | None = None) -> None:
         """Every member is in: a fault that takes the leader of an ensemble with a member missing takes its majority, too."""
+        context = None if tls is None else tls.context()
         with self.clients():
             for number in self.boxes:
-                eventually(lambda number=number: zookeeper_serves(address_of(number), ZOOKEEPER_PORT), f"member {number} is in the ensemble", seconds)  # type: ignore[misc]
+                eventually(
+                    lambda number=number: zookeeper_serves(address_of(number), ZOOKEEPER_PORT, tls=context),  # type: ignore[misc]
+                    f"member {number} is in the ensemble",
+                    seconds,
+                )
 
     def end(self) -> None:
         for box in self.boxes.values():

@@ -496,6 +496,24 @@ _BOX_ROWS = (
         "",
     ),
     SettingRow(
+        "zookeeper.ssl.client.enable",
+        False,
+        "",
+        "this box connects to ZooKeeper with TLS, and its own member to the others",
+        "",
+    ),
+    SettingRow("zookeeper.ssl.keystore.location", "", "", "PEM file with the key and certificate of this box for ZooKeeper (millrace cluster certificate)", ""),
+    SettingRow("zookeeper.ssl.truststore.location", "", "", "PEM file with the authorities that certificates of ZooKeeper servers and boxes come from", ""),
+    SettingRow(
+        "zookeeper.server.tls",
+        "off",
+        "",
+        "the ZooKeeper of the boxes' own takes connections in clear text (off), also with TLS and a certificate (accepted), or only so (required); "
+        "with required, old consumers that keep their groups in ZooKeeper cannot connect",
+        "",
+        choices=("off", "accepted", "required"),
+    ),
+    SettingRow(
         "zookeeper.allowed.addresses",
         "",
         "",

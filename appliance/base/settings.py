@@ -237,6 +237,17 @@ AUTHORIZERS = ("", "org.apache.kafka.metadata.authorizer.StandardAuthorizer", "k
 """Values of `authorizer.class.name`; the last two mean the same."""
 
 
+def _zookeeper_tls_problems(settings: dict[str, SettingValue]) -> list[str]:
+    connects, server = bool(settings["zookeeper.ssl.client.enable"]), settings["zookeeper.server.tls"]
+    problems = []
+    if server == "required" and not connects:
+        problems.append("zookeeper.server.tls is required, which needs zookeeper.ssl.client.enable = true: this box connects to its own server, too")
+    for name, needs in (("keystore", server != "off"), ("truststore", server != "off" or connects)):
+        if needs and not settings[f"zookeeper.ssl.{name}.location"]:
+            problems.append(f"zookeeper.ssl.{name}.location is not set, and TLS with ZooKeeper needs it; millrace cluster certificate makes the file")
+    return problems
+
+
 def relation_problems(settings: dict[str, SettingValue]) -> list[str]:
     """Return the problems between settings that are valid one by one."""
     problems = []
@@ -276,6 +287,7 @@ def relation_problems(settings: dict[str, SettingValue]) -> list[str]:
             problems.append(f"{name}: {error}")
     if settings["authorizer.class.name"] not in AUTHORIZERS:
         problems.append(f"authorizer.class.name is {settings['authorizer.class.name']!r}; it must be empty or {AUTHORIZERS[1]}")
+    problems += _zookeeper_tls_problems(settings)
     for user in str(settings["super.users"]).split(";"):
         if user.strip() and ":" not in user:
             problems.append(f"super.users has {user.strip()!r}; principals have the form User:NAME, and semicolons between them")

@@ -8,18 +8,24 @@ takes what `zookeeper.digest.file` holds. The file is read by the preflight, by 
 starts the server, and by the controller; it stands in no command line, no `box.json` and no log. On
 servers of our own the user is ZooKeeper's superuser.
 
-Weak spots: what a session says after its login is not encrypted, and an ensemble elsewhere is sent
-the password in clear text. A changed file takes effect when the box starts again.
+With `zookeeper.ssl.client.enable` the session is encrypted (`ZooKeeperTls`). Weak spots: without
+it, what a session says after its login is not, and an ensemble elsewhere is sent the password in
+clear text. A changed secret takes effect when the box starts again.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from appliance.base.errors import ConfigurationProblems
+from appliance.base.setting_row import SettingValue
 from appliance.base.settings import Box
+
+if TYPE_CHECKING:
+    import ssl
 
 SECRET_FILE = "zookeeper.secret"  # noqa: S105  a name
 USER = "millrace"
@@ -41,6 +47,50 @@ class ZooKeeperAccess(NamedTuple):
 
     def __repr__(self) -> str:
         return f"ZooKeeperAccess({self.user!r}, ***, guards={self.guards}, is_own={self.is_own})"
+
+
+class ZooKeeperTls(NamedTuple):
+    """PEM files of connections to ZooKeeper with TLS: key and certificate of this box ('': none),
+    and the authorities of the servers."""
+
+    keystore: str
+    authorities: str
+
+    def context(self) -> ssl.SSLContext:
+        """Return what connections are made with; the server's certificate must have the name that is
+        connected to. Raises OSError if a file cannot be used."""
+        import ssl  # 4 MB that most boxes do not need in the supervisor
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_verify_locations(self.authorities)
+        if self.keystore:
+            context.load_cert_chain(self.keystore, password="")
+        return context
+
+
+def zookeeper_tls(settings: Mapping[str, SettingValue]) -> ZooKeeperTls | None:
+    """Return how this box connects to ZooKeeper; None: in clear text."""
+    if not settings.get("zookeeper.ssl.client.enable"):
+        return None
+    return ZooKeeperTls(*_files(settings))
+
+
+def _files(settings: Mapping[str, SettingValue]) -> tuple[str, str]:
+    return str(settings.get("zookeeper.ssl.keystore.location", "")), str(settings.get("zookeeper.ssl.truststore.location", ""))
+
+
+def tls_file_problems(settings: Mapping[str, SettingValue]) -> list[str]:
+    """Return why the files for TLS with ZooKeeper cannot be used."""
+    if not settings.get("zookeeper.ssl.client.enable") and settings.get("zookeeper.server.tls", "off") == "off":
+        return []
+    keystore, authorities = _files(settings)
+    try:
+        if authorities:
+            ZooKeeperTls(keystore, authorities).context()
+    except (OSError, ValueError) as error:
+        return [f"zookeeper.ssl.keystore.location or zookeeper.ssl.truststore.location ({keystore or '-'}, {authorities}) cannot be used: {error}"]
+    return []
 
 
 def secret_path(state_directory: str) -> str:

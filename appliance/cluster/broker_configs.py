@@ -63,7 +63,6 @@ ALWAYS: Final = (
     BrokerConfig("ssl.keystore.password", "password", None, None, "The password of the key store; keys are PEM files without one."),
     BrokerConfig("ssl.truststore.password", "password", None, None, "The password of the trust store; PEM files have none."),
     BrokerConfig("zookeeper.set.acl", "boolean", "false", "false", "Whether nodes in ZooKeeper are protected by ACLs."),
-    BrokerConfig("zookeeper.ssl.client.enable", "boolean", "false", "false", "Whether ZooKeeper is spoken to by TLS."),
 )
 
 

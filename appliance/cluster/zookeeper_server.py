@@ -160,8 +160,7 @@ def server_configuration(directory: str, box: Box, secret: str | None = None) ->
             f"tickTime={box.integer('zookeeper.tick.ms')}",
             *_ensemble_lines(box),
             f"dataDir={directory}/data",
-            f"clientPort={port}",
-            f"clientPortAddress={host.strip('[]')}",
+            *_port_lines(box, host.strip("[]"), port),
             "admin.enableServer=false",
             "4lw.commands.whitelist=srvr,ruok,mntr",
             "autopurge.snapRetainCount=3",
@@ -177,6 +176,36 @@ def server_configuration(directory: str, box: Box, secret: str | None = None) ->
             "",
         )
     )
+
+
+def _port_lines(box: Box, host: str, port: str) -> list[str]:
+    """Return the lines for the port of clients, and for TLS there and between members.
+
+    Both sides show certificates; that is no login: `enforce.auth.schemes` asks for one all the same.
+    Renewed files are loaded while the server runs. The names of connecting clients are not compared
+    with their certificates, because boxes without a member have any address.
+    """
+    mode = box.text("zookeeper.server.tls")
+    if mode == "off":
+        return [f"clientPort={port}", f"clientPortAddress={host}"]
+    only_tls = mode == "required"
+    files = [
+        f"{name}Store.{line}"
+        for name, setting in (("key", "keystore"), ("trust", "truststore"))
+        for line in (f"location={os.path.abspath(box.text(f'zookeeper.ssl.{setting}.location'))}", "type=PEM")
+    ]
+    return [
+        f"{'secureClientPort' if only_tls else 'clientPort'}={port}",
+        f"{'secureClientPortAddress' if only_tls else 'clientPortAddress'}={host}",
+        *(() if only_tls else ("client.portUnification=true",)),
+        "client.certReload=true",
+        "authProvider.x509=org.apache.zookeeper.server.auth.X509AuthenticationProvider",
+        f"sslQuorum={str(box.flag('zookeeper.ssl.client.enable')).lower()}",
+        f"portUnification={str(not only_tls).lower()}",
+        "sslQuorumReloadCertFiles=true",
+        *(f"{prefix}.{line}" for prefix in ("ssl", "ssl.quorum") for line in (*files, "clientAuth=need", "enabledProtocols=TLSv1.3,TLSv1.2")),
+        "ssl.clientHostnameVerification=false",
+    ]
 
 
 def connections_max(box: Box) -> int:

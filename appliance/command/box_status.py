@@ -354,9 +354,16 @@ def _begin_probe(box: dict[str, Any]) -> Callable[[], str]:
 
     from appliance.base.zookeeper_member import parse_member
     from appliance.cluster.zookeeper_probe import missing_members, missing_words
+    from appliance.command.ensemble_view import probe_context
+
+    def probe() -> str:
+        try:
+            return missing_words(missing_members([parse_member(str(text)) for text in texts], probe_context(box)))
+        except OSError as error:  # this user may not read the certificate of the box
+            return f"ZooKeeper was not asked: {error}"
 
     pool = ThreadPoolExecutor(1)
-    found = pool.submit(lambda: missing_words(missing_members([parse_member(str(text)) for text in texts])))
+    found = pool.submit(probe)
     pool.shutdown(wait=False)
     return found.result
 

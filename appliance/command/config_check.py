@@ -19,6 +19,7 @@ from appliance.base.errors import MillraceError
 from appliance.base.setting_row import SettingRow
 from appliance.base.setting_rows import GROUPS, SETTING_ROWS
 from appliance.base.settings import OLD_TABLE_SETTING, read_settings_file
+from appliance.base.zookeeper_access import tls_file_problems
 from appliance.command.failures import UsageProblem
 from appliance.command.ingest_view import senders_view
 from appliance.command.output import plural, say
@@ -69,7 +70,7 @@ def check_settings(file: str) -> CheckedSettings:
     problems += shape_problems(options.data, options.state)
     senders = read_sender_table(options)
     problems += [*senders.problems, *(senders.certificate_check() if senders.certificate_check is not None else [])]
-    problems += file_problems(options.listeners, options.settings)
+    problems += [*file_problems(options.listeners, options.settings), *tls_file_problems(options.settings)]
     return CheckedSettings(options, senders, problems)
 
 

@@ -80,6 +80,7 @@ def find_patient(options: object) -> Patient:
     """The running box, else the one that would be started."""
     from appliance.base.layout import name_disks
     from appliance.base.settings import Box
+    from appliance.base.zookeeper_access import tls_file_problems
     from appliance.base.zookeeper_member import connect_string
     from appliance.command.box_status import image_of
     from appliance.command.finding import SYSTEM_SETTINGS_FILE, find_running_box
@@ -100,7 +101,7 @@ def find_patient(options: object) -> Patient:
     resolved, problems = resolve_options(options, os.cpu_count() or 1)
     senders = read_sender_table(resolved)
     problems += [*senders.problems, *(senders.certificate_check() if senders.certificate_check is not None else [])]
-    problems += file_problems(resolved.listeners, resolved.settings)
+    problems += [*file_problems(resolved.listeners, resolved.settings), *tls_file_problems(resolved.settings)]
     box = Box(
         box="", broker_id=resolved.broker_id or 1, disks=name_disks(resolved.data), state_directory=resolved.state, listen=resolved.listen,
         advertise=resolved.advertise, kafka_port=resolved.kafka_port, syslog_port=resolved.syslog_port, http_port=resolved.http_port,

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from appliance.base.clock import Clock, SystemClock
 from appliance.base.layout import SYSTEM_ROOT, BoxLayout
 from appliance.base.settings import Box
-from appliance.base.zookeeper_access import access_problems
+from appliance.base.zookeeper_access import access_problems, zookeeper_tls
 from appliance.cluster.metadata_image import MetadataImage, TopicImage
 from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.cluster.zookeeper_probe import zookeeper_serves
@@ -233,7 +233,12 @@ def zookeeper(box: Box, is_running: bool) -> list[Finding]:
         counters = read_counters(BoxLayout(f"{SYSTEM_ROOT}/{box.box}"), "zookeeper")
         return [judge_zookeeper({box.zookeeper: counters is not None and counters.state == "serving"}, True)]
     servers = [server.rpartition(":") for server in box.zookeeper.partition("/")[0].split(",")]
-    serving = {f"{host}:{port}": zookeeper_serves(host.strip("[]"), int(port), ZOOKEEPER_SECONDS) for host, _, port in servers}
+    tls = zookeeper_tls(box.settings)
+    try:
+        context = None if tls is None else tls.context()
+    except OSError as error:
+        return [warning("zookeeper", f"not asked: {error}", "zookeeper.ssl.keystore.location and zookeeper.ssl.truststore.location name PEM files")]
+    serving = {f"{host}:{port}": zookeeper_serves(host.strip("[]"), int(port), ZOOKEEPER_SECONDS, context) for host, _, port in servers}
     return [judge_zookeeper(serving, box.embedded_zookeeper)]
 
 

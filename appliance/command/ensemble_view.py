@@ -6,10 +6,15 @@ none.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from appliance.base.settings import default_settings
+from appliance.base.zookeeper_access import zookeeper_tls
 from appliance.base.zookeeper_member import ZooKeeperMember, parse_member
 from appliance.command.finding import find_running_box
+
+if TYPE_CHECKING:
+    import ssl
 
 
 class EnsembleView(NamedTuple):
@@ -33,10 +38,20 @@ class EnsembleView(NamedTuple):
 
 def probe_ensemble(bootstrap: str | None, data: str | None, config: str | None) -> EnsembleView:
     """Probe the members that the box of these options knows."""
-    texts = find_running_box(data, config).box.get("zookeeper_members", []) if bootstrap is None else []
+    box = find_running_box(data, config).box if bootstrap is None else {}
+    texts = box.get("zookeeper_members", [])
     if not texts:
         return EnsembleView([], [])
     from appliance.cluster.zookeeper_probe import missing_members
 
     members = [parse_member(str(text)) for text in texts]
-    return EnsembleView(members, missing_members(members))
+    try:
+        return EnsembleView(members, missing_members(members, probe_context(box)))
+    except OSError:  # the user may not read the certificate of the box
+        return EnsembleView([], [])
+
+
+def probe_context(box: dict[str, Any]) -> ssl.SSLContext | None:
+    """Return what members are asked with; None: clear text. Raises OSError if this user cannot read the files."""
+    tls = zookeeper_tls({**default_settings(), **box.get("settings", {})})
+    return None if tls is None else tls.context()

@@ -3,7 +3,8 @@ FILE`, before anything is installed.
 
 A line is NAME, a tab and a value: the options of `[box]` with their defaults; `data` per configured
 directory; `disk` per directory that the box has after its disk orders; `console_socket` of the box
-as a service; `zookeeper_member` per member of the ensemble; `broker_id` and `rack` if set;
+as a service; `zookeeper_member` per member of the ensemble, `zookeeper_tls` twice (key store and
+authorities) if they are asked with TLS; `broker_id` and `rack` if set;
 `problem` per error of the file. It needs the standard library alone, so that install.sh can use the
 system's Python. Of the machine it reads only names of directories and the kept disk orders. Weak: a
 value with a line feed would be two lines; install.sh refuses such directories.
@@ -15,6 +16,7 @@ import os
 import sys
 
 from appliance.base.layout import SYSTEM_ROOT, BoxLayout, box_name
+from appliance.base.zookeeper_access import zookeeper_tls
 from appliance.runtime.directories import shape_problems
 from appliance.runtime.disk_orders import with_kept_disks
 from appliance.runtime.run_options import RunOptions, resolve_options
@@ -31,6 +33,8 @@ def option_lines(path: str, cores: int) -> list[str]:
     lines.append(f"console_socket\t{BoxLayout(f'{SYSTEM_ROOT}/{box_name(options.state)}').console_socket}")
     lines.append(f"zookeeper\t{options.zookeeper or 'embedded'}")
     lines += [f"zookeeper_member\t{member.text}" for member in options.zookeeper_members]
+    tls = zookeeper_tls(options.settings)
+    lines += [f"zookeeper_tls\t{file}" for file in tls or ()]
     lines += [f"broker_id\t{options.broker_id}"] if options.broker_id is not None else []
     rack = options.settings["broker.rack"]
     lines += [f"rack\t{rack}"] if rack else []

@@ -23,7 +23,7 @@ from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import BOX_FILE, INGEST_STATE, NETWORK_DIRECTORY, TABLES_STATE, BoxLayout, Disk, box_name, name_disks, preferred_roots
 from appliance.base.settings import Box
 from appliance.base.trusted_files import box_group, directory_problem, open_directory, shared_mode
-from appliance.base.zookeeper_access import access_problems, zookeeper_access
+from appliance.base.zookeeper_access import access_problems, tls_file_problems, zookeeper_access
 from appliance.base.zookeeper_member import connect_string
 from appliance.runtime.directories import DirectoryChecks, ask_each, make_directory, make_runtime_directory, shape_problems, writable_problem
 from appliance.runtime.disk_orders import with_kept_disks
@@ -96,7 +96,7 @@ def prepare_box(
     problems += senders.problems
     if senders.certificate_check is not None:
         problems += _ask_in_a_child(senders.certificate_check, CERTIFICATE_CHECK_FAILED)
-    if any(is_encrypted(listener.protocol) for listener in resolved.listeners):
+    if any(is_encrypted(listener.protocol) for listener in resolved.listeners) or resolved.settings["zookeeper.ssl.truststore.location"]:
         problems += _ask_in_a_child(lambda: _tls_problems(resolved), CERTIFICATE_CHECK_FAILED)
     listening, listen_problems = _no_sockets(resolved, senders) if unit_runtime else _own_sockets(resolved, senders)
     problems += listen_problems
@@ -113,7 +113,7 @@ def prepare_box(
 def _tls_problems(options: ResolvedOptions) -> list[str]:
     from appliance.security.tls_contexts import file_problems  # OpenSSL takes 4 MB
 
-    return file_problems(options.listeners, options.settings)
+    return [*file_problems(options.listeners, options.settings), *tls_file_problems(options.settings)]
 
 
 def _own_sockets(options: ResolvedOptions, senders: SenderTable) -> tuple[ListenSockets, list[str]]:

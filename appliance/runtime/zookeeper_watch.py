@@ -29,6 +29,7 @@ from collections.abc import Callable
 from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
 from appliance.base.settings import Box
+from appliance.base.zookeeper_access import ZooKeeperTls, zookeeper_tls
 from appliance.base.zookeeper_member import in_words
 from appliance.runtime.poller import HANG_UP, READABLE, WRITABLE, Poller
 from appliance.runtime.process_cost import CostReport
@@ -49,9 +50,10 @@ LEFT_BEHIND_DOUBLINGS_MAX = 5
 
 class ServerQuestion:
     """Sends a four-letter word to one server, one request at a time. `on_answer(None)` if there is
-    no answer within `ANSWER_MS_MAX`."""
+    no answer within `ANSWER_MS_MAX`. With `tls`, whose files may be renewed, it is encrypted."""
 
-    def __init__(self, address: str, poller: Poller, on_answer: Callable[[bytes | None], None], word: bytes = b"srvr") -> None:
+    def __init__(self, address: str, poller: Poller, on_answer: Callable[[bytes | None], None], word: bytes = b"srvr", tls: ZooKeeperTls | None = None) -> None:
+        self._tls = tls
         host, _, port = address.rpartition(":")
         self._address = (host.strip("[]"), int(port))
         self._family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
@@ -60,6 +62,8 @@ class ServerQuestion:
         self._word = word
         self._socket: socket.socket | None = None
         self._received = b""
+        self._is_sent = False
+        """with TLS: the word was sent"""
         self._asked_ms = 0
 
     def ask(self, now_ms: int) -> None:
@@ -71,6 +75,7 @@ class ServerQuestion:
             self._end(None)
         self._asked_ms = now_ms
         self._received = b""
+        self._is_sent = False
         self._socket = socket.socket(self._family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             self._socket.connect_ex(self._address)
@@ -79,7 +84,7 @@ class ServerQuestion:
             self._socket = None
             self._on_answer(None)
             return
-        self._poller.register(self._socket.fileno(), WRITABLE, self._on_event)
+        self._poller.register(self._socket.fileno(), WRITABLE, self._on_event if self._tls is None else self._on_event_of_tls)
 
     def _on_event(self, events: int) -> None:
         sock = self._socket
@@ -92,6 +97,42 @@ class ServerQuestion:
             data = sock.recv(4096)
         except OSError:
             data = b""
+        self._receive(data)
+
+    def _on_event_of_tls(self, events: int) -> None:
+        import ssl  # 4 MB
+
+        try:
+            data = self._step_of_tls(events)
+        except ssl.SSLWantReadError:
+            assert self._socket is not None
+            self._poller.modify(self._socket.fileno(), READABLE)
+            return
+        except OSError:
+            data = b""
+        self._receive(data)
+
+    def _step_of_tls(self, events: int) -> bytes:
+        """Connect, then shake hands and send, then return what comes; raises SSLWantReadError where the server is next."""
+        import ssl
+
+        sock = self._socket
+        assert sock is not None and self._tls is not None
+        if not isinstance(sock, ssl.SSLSocket):
+            if events & HANG_UP:
+                return b""
+            context = self._tls.context()
+            self._poller.unregister(sock.fileno())
+            self._socket = None
+            sock = self._socket = context.wrap_socket(sock, do_handshake_on_connect=False, server_hostname=self._address[0])
+            self._poller.register(sock.fileno(), READABLE, self._on_event_of_tls)
+        if not self._is_sent:
+            sock.do_handshake()
+            sock.send(self._word)
+            self._is_sent = True
+        return sock.recv(4096)
+
+    def _receive(self, data: bytes) -> None:
         self._received += data
         if b"\nMode: " in self._received or not data:
             self._end(self._received or None)
@@ -186,13 +227,14 @@ class ZooKeeperWatch:
         self._clock = clock
         self._counters = Counters.create_or_adopt(layout, NAME, clock.monotonic_ns(), clock.wall_ms())
         self._cost = CostReport(self._counters)
-        self._own = ServerQuestion(box.own_zookeeper, poller, self._on_answer)
+        tls = zookeeper_tls(box.settings)
+        self._own = ServerQuestion(box.own_zookeeper, poller, self._on_answer, tls=tls)
         self._others = {
-            member.member_id: ServerQuestion(member.client_address, poller, lambda answer, other=member.member_id: self._on_other(other, answer))  # type: ignore[misc]
+            member.member_id: ServerQuestion(member.client_address, poller, lambda answer, other=member.member_id: self._on_other(other, answer), tls=tls)  # type: ignore[misc]
             for member in box.ensemble
             if member.member_id != box.broker_id
         }
-        self._tree = ServerQuestion(box.own_zookeeper, poller, self._on_tree, b"mntr")
+        self._tree = ServerQuestion(box.own_zookeeper, poller, self._on_tree, b"mntr", tls)
         self._ask_tree_ms = 0
         self._heap_bytes = box.integer("zookeeper.heap.mb") << 20
         self._is_there: dict[int, bool] = {}

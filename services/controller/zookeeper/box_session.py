@@ -24,7 +24,7 @@ from typing import Final
 
 from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
-from appliance.base.zookeeper_access import zookeeper_access
+from appliance.base.zookeeper_access import zookeeper_access, zookeeper_tls
 from appliance.cluster.znodes import broker_path
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import READABLE
@@ -70,7 +70,15 @@ class BoxSession:
         """The credentials of the box; None where ZooKeeper is open."""
         if self.access is None or not self.access.guards:
             self._log.warning(OPEN_TREE)
-        self.zookeeper = make_session(self._hosts, context.box.integer("zookeeper.session.timeout.ms"), saved, self._on_changed_state, on_change, self.access)
+        self.zookeeper = make_session(
+            self._hosts,
+            context.box.integer("zookeeper.session.timeout.ms"),
+            saved,
+            self._on_changed_state,
+            on_change,
+            self.access,
+            zookeeper_tls(context.box.settings),
+        )
         self._poller.register(self.zookeeper.fileno(), READABLE, lambda _events: None)  # wakes the agent, whose `do_work` drains
 
     def _on_changed_state(self, state: SessionState) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
@@ -32,8 +33,8 @@ from kazoo.protocol.states import KazooState, WatchedEvent
 from kazoo.retry import KazooRetry
 from kazoo.security import ACL, Id
 
-from appliance.base.zookeeper_access import ZooKeeperAccess
-from appliance.cluster.zookeeper_probe import zookeeper_serves
+from appliance.base.zookeeper_access import ZooKeeperAccess, ZooKeeperTls
+from appliance.cluster.zookeeper_probe import PROBE_TIMEOUT_SECONDS, zookeeper_serves
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from services.controller.zookeeper.digest_md5 import DigestMd5, SaslFailed
 from services.controller.zookeeper.requests import (
@@ -67,6 +68,8 @@ IN_FLIGHT_MAX = 64
 CLOSE_SECONDS = 2.0
 RECONNECT_SECONDS = 0.05
 RECONNECT_SECONDS_MAX = 0.2
+TLS_PROBE_SECONDS = 1.0
+"""For each step of a probe with TLS: a JVM that has just started takes long for its first handshake."""
 REFUSED_SECONDS = 0.5
 """Pause before the next attempt, after a server has rejected the credentials."""
 
@@ -138,14 +141,21 @@ class _ProbingHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazo
 
     A server that has bound its port and is not initialised yet accepts a connection and forgets it
     without closing it (seen in one start of ten); kazoo then waits a whole session time-out for the
-    reply. Runs on kazoo's own thread, so it may block for a moment.
+    reply. Runs on kazoo's own thread, so it may block for a moment. kazoo's own TLS also trusts the
+    authorities of the system.
     """
+
+    def __init__(self, tls: ZooKeeperTls | None) -> None:
+        super().__init__()
+        self._tls = tls
 
     def create_connection(self, *args: Any, **kwargs: Any) -> Any:
         host, port = kwargs["address"] if "address" in kwargs else args[0]
-        if not zookeeper_serves(host, port):
+        context = None if self._tls is None else self._tls.context()  # each time: files are renewed
+        if not zookeeper_serves(host, port, PROBE_TIMEOUT_SECONDS if context is None else TLS_PROBE_SECONDS, context):
             raise ConnectionRefusedError(f"the ZooKeeper at {host}:{port} does not serve yet")
-        return super().create_connection(*args, **kwargs)
+        connected = super().create_connection(*args, **kwargs)
+        return connected if context is None else _encrypted(connected, context, host)
 
     def spawn(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> BackgroundThread:
         """Start a thread. Raises ThreadRefused: then the process ends and is restarted, instead of
@@ -154,6 +164,14 @@ class _ProbingHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazo
         thread = BackgroundThread(partial(func, *args, **kwargs), "zookeeper-session")
         thread.start()
         return thread
+
+
+def _encrypted(connected: socket.socket, context: ssl.SSLContext, host: str) -> ssl.SSLSocket:
+    try:
+        return context.wrap_socket(connected, server_hostname=host)
+    except OSError:
+        connected.close()
+        raise
 
 
 class _AuthenticatedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
@@ -215,6 +233,7 @@ class ZooKeeperSession:
         on_state: Callable[[SessionState], None],
         on_change: Callable[[str], None],
         access: ZooKeeperAccess | None = None,
+        tls: ZooKeeperTls | None = None,
     ) -> None:
         """`access`: the credentials of the session, which also decide the ACL of each node that it creates; None for an open ZooKeeper."""
         self._access = access
@@ -237,7 +256,7 @@ class ZooKeeperSession:
             client_id=(saved.session_id, saved.password) if saved else None,
             connection_retry=retry,
             randomize_hosts=False,  # the own member is first: its session survives a partition between two boxes
-            handler=_ProbingHandler(),
+            handler=_ProbingHandler(tls),
         )
         self._client.logger.disabled = True  # the operator sees the states instead
         self._client.add_listener(self._on_kazoo_state)
