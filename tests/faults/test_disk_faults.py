@@ -61,6 +61,7 @@ def test_requests_to_a_hung_disk_fail_in_time_and_no_others_wait(hurt_box: Calla
 
 
 @needs_faulty_drive
+@pytest.mark.alone  # within how many seconds
 def test_a_disk_that_refuses_writes_goes_offline_and_comes_back_when_it_is_mounted_again(hurt_box: Callable[..., HurtBox]) -> None:
     hurt = hurt_box(is_faulty=True, settings={"log.flush.offset.checkpoint.interval.ms": 100})
     pids = hurt.box.pids()

@@ -36,7 +36,6 @@ def test_a_box_says_exactly_one_ready_line_and_three_commands(shared: RunningBox
     assert shared.output[0] == f"millrace ready kafka={shared.kafka} syslog={shared.syslog} http={shared.http} ingest={shared.ingest}"
     assert [Path(line.split()[0]).name for line in shared.output[1:]] == ["logger", "kcat" if shutil.which("kcat") else "millrace", "millrace"]
     assert str(shared.syslog.port) in shared.output[1] and str(shared.kafka) in shared.output[2] and "status" in shared.output[3]
-    assert shared.ready_seconds < 15
 
 
 def test_every_process_runs_and_serves(shared: RunningBox) -> None:

@@ -313,6 +313,7 @@ def test_no_acknowledged_record_is_lost_when_every_process_is_killed_and_systemd
     assert load.lost() == 0
 
 
+@pytest.mark.alone  # it measures how long other requests take
 def test_requests_to_a_frozen_disk_fail_in_time_and_no_others_are_affected(installed: InstalledBox) -> None:
     with installed.box.inside():
         client, steady = RawClient(KAFKA), RawClient(KAFKA)
