@@ -101,6 +101,7 @@ def test_a_swapped_disk_is_recognised_and_replaced_by_an_explicit_order(hurt_box
     hurt.check_others_untouched(pids)
 
 
+@pytest.mark.alone
 def test_a_disk_that_still_hangs_is_replaced_at_once_and_its_log_writer_is_gone_when_it_answers(
     hurt_box: Callable[..., HurtBox], make_disk: Callable[..., LoopDisk]
 ) -> None:

@@ -239,6 +239,7 @@ def test_an_idempotent_client_leaves_no_duplicate_when_log_writers_are_killed(sh
     assert [len(reader.offsets[partition]) for partition in range(2)] == [3_000, 3_000], "no record came twice"
 
 
+@pytest.mark.alone  # within how many seconds it answers
 def test_a_coordinator_that_does_not_run_keeps_no_client_waiting(client: RawCoordination, shared_box: RunningBox) -> None:
     """The watchdog replaces it after 30 s; until then each request is answered with a retriable error."""
     name = "suspended"
@@ -278,6 +279,7 @@ def test_a_coordinator_that_does_not_run_keeps_no_client_waiting(client: RawCoor
     eventually(lambda: client.end_transaction(name, producer, True) == 0, "the transaction ends when the coordinator runs again")
 
 
+@pytest.mark.alone
 def test_a_transaction_with_offsets_ends_without_a_long_wait_through_deaths_of_coordinator_and_log_writers(
     shared_box: RunningBox, client: RawCoordination
 ) -> None:
