@@ -129,7 +129,7 @@ class _MirrorFileReader:
             name,
             self._cluster("[target]", target),
             read,
-            self._number("[target]", target, "replication-factor", 0, 1, 100) or None,
+            self._optional_number("[target]", target, "replication-factor", 1, 100),
             self._boolean(document, "copy-settings"),
             self._number("", document, "round-ms", 200, 0, 60_000),
             1000 * self._number("", document, "topics-seconds", 30, 1, 86_400),
@@ -170,10 +170,11 @@ class _MirrorFileReader:
             self._problem(where, f"{BOOTSTRAP}: {error}")
         given = {key: value for key, value in table.items() if key.startswith(_CLIENT_OPTIONS)}
         self.has_password |= any(key in ("sasl.password", "sasl.jaas.config") for key in given)
-        for key, value in given.items():
-            if not isinstance(value, str) or "\n" in value:
-                self._problem(where, f"{key} must be a text of one line")
-                return ClusterOptions(bootstrap, None)
+        wrong = [key for key, value in given.items() if not isinstance(value, str) or "\n" in value]
+        for key in wrong:
+            self._problem(where, f"{key} must be a text of one line")
+        if wrong:
+            return ClusterOptions(bootstrap, None)
         try:
             security = client_security({key: str(value) for key, value in given.items()}, "it") if given else None
         except ValueError as error:
@@ -196,10 +197,13 @@ class _MirrorFileReader:
 
     def _number(self, where: str, table: dict[str, Any], key: str, default: int, least: int, most: int) -> int:
         value = table.get(key, default)
-        if value != default and (not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most):
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             self._problem(where, f"{key} is {value!r}; it is a number from {least} to {most}")
             return default
         return int(value)
+
+    def _optional_number(self, where: str, table: dict[str, Any], key: str, least: int, most: int) -> int | None:
+        return self._number(where, table, key, least, least, most) if key in table else None
 
     def _boolean(self, table: dict[str, Any], key: str) -> bool:
         value = table.get(key, True)

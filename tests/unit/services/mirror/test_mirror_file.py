@@ -57,6 +57,7 @@ round-ms = -1
 colour = "red"
 [target]
 bootstrap.servers = "central:no"
+replication-factor = 0
 sasl.kerberos.service.name = "kafka"
 [[source]]
 name = "b/1"
@@ -73,12 +74,19 @@ bootstrap.servers = "c"
 topics = ["t"]
 security.protocol = "SSL"
 ssl.truststore.location = "/nowhere/ca.pem"
+[[source]]
+name = "d"
+bootstrap.servers = "d"
+topics = ["t"]
+security.protocol = true
+sasl.mechanism = 1
 """
     found = "\n".join(problems_of(tmp_path, text))
     for part in (
         "round-ms is -1; it is a number from 0 to 60000",
         "colour is no key",
         "[target]: bootstrap.servers: 'central:no' has no valid port",
+        "[target]: replication-factor is 0; it is a number from 1 to 100",
         "[target]: sasl.kerberos.service.name is not supported",
         "[[source]] b/1: name is missing, or has other characters",
         "[[source]] b/1: topics: '(' is no regular expression",
@@ -89,6 +97,8 @@ ssl.truststore.location = "/nowhere/ca.pem"
         "[[source]] c: topics is missing",
         "two sources have the name 'c'",
         "[[source]] c: /nowhere/ca.pem cannot be read",
+        "[[source]] d: security.protocol must be a text",
+        "[[source]] d: sasl.mechanism must be a text",
     ):
         assert part in found
 
