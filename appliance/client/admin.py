@@ -72,8 +72,8 @@ class DescribedTopic(NamedTuple):
 
 
 def create_topic(cluster: ClusterClient, name: str, *, partitions: int | None = None, replication_factor: int | None = None,
-                 configs: dict[str, str] | None = None) -> None:  # fmt: skip
-    """Returns when the topic is there. None means the cluster's default."""
+                 configs: dict[str, str] | None = None, validate_only: bool = False) -> None:  # fmt: skip
+    """Returns when the topic is there. None means the cluster's default. With `validate_only` the broker says only whether it would."""
     topic = CreatableTopic(
         name,
         -1 if partitions is None else partitions,
@@ -83,7 +83,7 @@ def create_topic(cluster: ClusterClient, name: str, *, partitions: int | None = 
     doing = f"create topic {name!r}"
     if problem := topic_name_problem(name):
         raise RequestRefused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"could not {doing}: {problem}")
-    _ask_controller(cluster, CREATE_TOPICS, CreateTopicsRequest((topic,), ADMIN_TIMEOUT_MS), lambda body: body.topics, doing)
+    _ask_controller(cluster, CREATE_TOPICS, CreateTopicsRequest((topic,), ADMIN_TIMEOUT_MS, validate_only), lambda body: body.topics, doing)
 
 
 def delete_topic(cluster: ClusterClient, name: str) -> None:

@@ -103,6 +103,8 @@ PLAIN_WORDS = {
     ErrorCode.NOT_ENOUGH_REPLICAS: "fewer replicas are in sync than min.insync.replicas demands",
     ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: "fewer replicas are in sync than min.insync.replicas demands",
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: "not allowed on this topic",
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "not allowed on this group",
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "not allowed for this transactional id",
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "not allowed on this cluster",
     ErrorCode.TOPIC_ALREADY_EXISTS: "a topic of that name exists already",
     ErrorCode.INVALID_PARTITIONS: "the number of partitions must be at least 1, and can only grow",

@@ -31,7 +31,7 @@ def run(file: FileArgument) -> None:
 
 
 def check(file: FileArgument) -> None:
-    """Report everything that is wrong in the file."""
+    """Report everything that is wrong in the file; then connect to each cluster, and name the rights that are missing there."""
     _become("check", file)
 
 

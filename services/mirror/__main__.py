@@ -19,6 +19,7 @@ from appliance.base.errors import ConfigurationProblems
 from appliance.base.logging import Logger, logger_from_environment
 from appliance.runtime.service_main import EXIT_FAILED, EXIT_OTHER_RELEASE, name_process
 from appliance.runtime.systemd import notify
+from services.mirror.cluster_check import check_clusters
 from services.mirror.mirror import Mirror, MirrorFenced
 from services.mirror.mirror_file import MirrorOptions, mirror_name, read_mirror_file
 from services.mirror.mirror_status import has_problem, status_document, status_text, write_status
@@ -64,8 +65,8 @@ def main(arguments: list[str]) -> int:
             print(f"millrace: {problem}", file=sys.stderr)
         return EXIT_OTHER_RELEASE if verb == "run" else EXIT_FAILED
     if verb == "check":
-        print(f"{path}: mirror {options.name} of {', '.join(source.name for source in options.sources)} is right")
-        return 0
+        print(f"{path}: mirror {options.name} of {', '.join(source.name for source in options.sources)}: the file is right", flush=True)
+        return show_clusters(options)
     if verb == "status":
         return show_status(options, "--json" in flags)
     return run_mirror(options)
@@ -74,6 +75,15 @@ def main(arguments: list[str]) -> int:
 def _unit_directory(path: str) -> str | None:
     directory = os.path.join(RUNTIME_ROOT, mirror_name(path))
     return directory if os.path.isdir(directory) else None
+
+
+def show_clusters(options: MirrorOptions) -> int:
+    """Print what works with each cluster, and what does not."""
+    checks = check_clusters(options)
+    for check in checks:
+        for line in check.lines():
+            print(line, flush=True)
+    return EXIT_FAILED if any(check.problems for check in checks) else 0
 
 
 def show_status(options: MirrorOptions, as_json: bool) -> int:

@@ -15,7 +15,7 @@ from appliance.base.model import TopicPartition
 from appliance.client.cluster import ClusterClient
 from appliance.client.errors import ClientFailed
 from appliance.client.groups import CommittedOffset, committed_offsets, list_groups, set_offsets
-from services.mirror.mirror_file import POSITIONS_PREFIX
+from services.mirror.mirror_file import POSITIONS_PREFIX, MirroredSource
 from services.mirror.source import MirroredPartition, MirrorSource
 
 IDLE_STATES = frozenset(("", "Empty", "Dead"))
@@ -26,7 +26,7 @@ def translate_groups(source: MirrorSource, target: ClusterClient, partitions: Ma
 
     `partitions`: without those whose partition in the target has another source, too: an offset there says nothing about the other one."""
     try:
-        chosen = [each.group_id for each in list_groups(source.cluster) if is_chosen(source, each.group_id)]
+        chosen = [each.group_id for each in list_groups(source.cluster) if is_chosen(source.options, each.group_id)]
         if not chosen:
             return
         active = {each.group_id for each in list_groups(target) if each.state not in IDLE_STATES}
@@ -45,8 +45,8 @@ def translate_groups(source: MirrorSource, target: ClusterClient, partitions: Ma
         source.group_problem = ""
 
 
-def is_chosen(source: MirrorSource, group_id: str) -> bool:
-    return not group_id.startswith(POSITIONS_PREFIX) and any(each.fullmatch(group_id) for each in source.options.groups)
+def is_chosen(options: MirroredSource, group_id: str) -> bool:
+    return not group_id.startswith(POSITIONS_PREFIX) and any(each.fullmatch(group_id) for each in options.groups)
 
 
 def plan_offsets(

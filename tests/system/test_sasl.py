@@ -33,6 +33,7 @@ from lab.certificates import Authority
 from lab.real_kafka import kafka_configs, skip_without_kafka
 from lab.running_box import RunningBox, eventually, start_box
 from lab.token_issuer import AUDIENCE, ISSUER, TokenIssuer, key_set
+from services.mirror.cluster_check import check_clusters
 from services.mirror.mirror import Mirror
 from services.mirror.mirror_file import read_mirror_file
 from services.mirror.source import MirroredPartition
@@ -418,11 +419,9 @@ def test_a_mirror_reads_and_writes_with_the_rights_of_its_user(place: Place, tmp
         for result in admin.create_acls(bindings).values():
             result.result(SECONDS)
 
-    allow(ResourceType.TOPIC, "from-", AclOperation.READ, AclOperation.DESCRIBE_CONFIGS)
+    allow(ResourceType.TOPIC, "from-", AclOperation.READ)
     allow(ResourceType.TOPIC, "m.from-", AclOperation.CREATE, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.READ)
     allow(ResourceType.TOPIC, "m.from-yes", AclOperation.WRITE)
-    for kind in (ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID):
-        allow(kind, "millrace-mirror.", AclOperation.ALL)
     for topic in ("from-yes", "from-no"):
         assert produce({"bootstrap.servers": place.administration, "log_level": 0}, topic, topic.encode()) is None
     options = {name: value for name, value in place.settings_of("SCRAM-SHA-512", "mirror").items() if isinstance(value, str)}
@@ -430,7 +429,19 @@ def test_a_mirror_reads_and_writes_with_the_rights_of_its_user(place: Place, tmp
     file = tmp_path / "m.toml"
     file.touch(0o600)
     file.write_text(f'round-ms = 0\n[target]\n{client}[[source]]\nname = "m"\ntopics = ["from-.*"]\n{client}')
-    mirror = Mirror(read_mirror_file(str(file)), SystemClock(), lambda text: None, time.sleep)
+    options_of_file = read_mirror_file(str(file))
+    target, source = check_clusters(options_of_file)
+    assert source.found.endswith(", 2 of 2 topics selected") and target.found.endswith(", 0 topics are there, 2 to create")
+    assert source.problems == ["the right DescribeConfigs is missing for topics from-no, from-yes"]
+    assert target.problems == [
+        "could not describe group 'millrace-mirror.m.m': not allowed on this group (GROUP_AUTHORIZATION_FAILED)",
+        "the right Write is missing for transactional id millrace-mirror.m",
+    ]
+    allow(ResourceType.TOPIC, "from-", AclOperation.DESCRIBE_CONFIGS)
+    for kind in (ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID):
+        allow(kind, "millrace-mirror.", AclOperation.ALL)
+    eventually(lambda: not [each.problems for each in check_clusters(options_of_file) if each.problems], "all rights are there")
+    mirror = Mirror(options_of_file, SystemClock(), lambda text: None, time.sleep)
 
     def partitions(topic: str) -> list[MirroredPartition]:
         mirror.step()

@@ -184,7 +184,7 @@ def test_offsets_of_chosen_groups_are_translated_and_never_moved_back(scripted: 
     assert plan_offsets(scripted.source.partitions, committed, {}) == {THERE: 8}
     assert plan_offsets(scripted.source.partitions, committed, {THERE: CommittedOffset(Offset(8), "")}) == {}
     assert plan_offsets(scripted.source.partitions, {HERE: CommittedOffset(Offset(9), "")}, {}) == {}
-    assert [name for name in ("readers", "readers-2", "others", "millrace-mirror.m.a") if is_chosen(scripted.source, name)] == ["readers", "readers-2"]
+    assert [name for name in ("readers", "readers-2", "others", "millrace-mirror.m.a") if is_chosen(scripted.source.options, name)] == ["readers", "readers-2"]
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -223,8 +223,13 @@ def test_other_users_read_both_files_whatever_the_umask(tmp_path: Path) -> None:
 
 def test_check_and_status_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "m.toml"
-    path.write_text('[target]\nbootstrap.servers="b"\n[[source]]\nname="a"\nbootstrap.servers="a"\ntopics=["t"]\n')
-    assert main(["check", str(path)]) == 0 and "mirror m of a is right" in capsys.readouterr().out
+    path.write_text('[target]\nbootstrap.servers="127.0.0.1:1"\n[[source]]\nname="a"\nbootstrap.servers="127.0.0.1:1"\ntopics=["t"]\n')
+    assert main(["check", str(path)]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{path}: mirror m of a: the file is right",
+        "target at 127.0.0.1:1: no broker at 127.0.0.1:1: connection refused",
+        "source a at 127.0.0.1:1: no broker at 127.0.0.1:1: connection refused",
+    ]
     assert main(["status", str(path)]) == 1 and "is it running?" in capsys.readouterr().err
     path.write_text("colour = 1")
     assert (main(["check", str(path)]), main(["run", str(path)])) == (1, 78) and capsys.readouterr().err.count("colour is no key") == 2
