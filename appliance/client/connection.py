@@ -29,6 +29,12 @@ CONNECT_TIMEOUT_MS = 5_000
 REQUEST_TIMEOUT_MS = 30_000
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
 UNIX_RETRY_SECONDS = 0.02
+TLS_ALERT = b"\x15\x03"
+"""The first bytes of a TLS server's answer to what is no TLS (RFC 8446, 5.1)."""
+WANTS_TLS = (
+    "a listener with TLS ends connections like this: name a properties file by --command-config FILE or MILLRACE_COMMAND_CONFIG, "
+    "with security.protocol=SSL (or SASL_SSL) and ssl.truststore.location"
+)
 CLIENT_SOFTWARE = ApiVersionsRequest("millrace", "1")
 
 
@@ -64,6 +70,7 @@ class ClientConnection:
         self._versions: dict[int, tuple[int, int]] = {}
         connect = _connect_unix if address.is_unix else _connect
         self._socket: socket.socket | None = connect(address, connect_timeout_ms, self._clock)
+        is_encrypted = security is not None and security.is_encrypted
         if security is not None and not address.is_unix:
             self._socket = security.encrypt(self._socket, address.host, connect_timeout_ms)
         try:
@@ -77,6 +84,8 @@ class ClientConnection:
                 self._agree_on_versions(connect_timeout_ms)
         except ConnectionLost as error:
             hint = ", or does not admit this user (docs/security.md, Local administration)" if address.is_unix else ""
+            if not is_encrypted and not address.is_unix and not isinstance(error, ReplyTimedOut):
+                hint = f"; {WANTS_TLS}"
             raise BrokerUnreachable(f"no Kafka broker answers at {address}: {error}{hint}") from error
         except ProtocolViolation as error:
             self.close()
@@ -191,7 +200,11 @@ class ClientConnection:
 
     def _receive_frame(self, timeout_ms: int) -> bytes:
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        size_bytes = int.from_bytes(self._receive_exactly(4, deadline_ms), "big", signed=True)
+        size = self._receive_exactly(4, deadline_ms)
+        if size.startswith(TLS_ALERT):  # as a size it would be 336 MiB, more than a response may have
+            self.close()
+            raise ConnectionLost(f"the listener at {self.address} answers with a TLS alert")
+        size_bytes = int.from_bytes(size, "big", signed=True)
         if not CORRELATION_ID.size <= size_bytes <= self._response_bytes_max:
             raise ProtocolViolation("client_response", f"it announces a frame of {size_bytes} bytes")
         return bytes(self._receive_exactly(size_bytes, deadline_ms))

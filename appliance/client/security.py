@@ -66,6 +66,10 @@ class ClientSecurity(NamedTuple):
         return f"ClientSecurity({self.protocol!r}, {self.mechanism!r}, {self.user!r}, ***)"
 
     @property
+    def is_encrypted(self) -> bool:
+        return is_encrypted(self.protocol)
+
+    @property
     def options(self) -> dict[str, str]:
         """Kafka's options for TLS without a login, as `client_security` reads them."""
         named = {"ssl.truststore.location": self.authorities, "ssl.keystore.location": self.keystore}
@@ -73,7 +77,7 @@ class ClientSecurity(NamedTuple):
 
     def encrypt(self, connected: socket.socket, host: str, timeout_ms: int) -> socket.socket:
         """Return the socket behind TLS if the protocol has it. Raises BrokerUnreachable."""
-        if not is_encrypted(self.protocol):
+        if not self.is_encrypted:
             return connected
         try:
             context = ssl.create_default_context(cafile=self.authorities or None)

@@ -394,7 +394,7 @@ def test_commands_reach_a_closed_listener_with_the_options_of_kafka(place: Place
     bootstrap = f"127.0.0.1:{place.ports['SECURE']}"
     user.list_all(bootstrap=bootstrap, command_config=str(properties))
     assert "alice" in capsys.readouterr().out
-    with pytest.raises(BrokerUnreachable):
+    with pytest.raises(BrokerUnreachable, match="a listener with TLS ends connections like this"):
         ClientConnection(Address("127.0.0.1", place.ports["SECURE"]))
     monkeypatch.setenv("MILLRACE_COMMAND_CONFIG", str(properties))
     with open_cluster(bootstrap, None, None) as cluster:

@@ -69,6 +69,17 @@ def test_a_broker_that_knows_only_old_version_questions_is_asked_again_in_its_wo
     connection.close()
 
 
+def test_a_listener_that_answers_like_one_with_tls_is_called_that() -> None:
+    """OpenSSL's server answers a request in clear text by an alert, or closes at once, which resets the connection."""
+
+    def reset(accepted: socket.socket) -> None:
+        accepted.recv(1)  # the rest is unread at the close
+
+    for serve in (reset, lambda accepted: accepted.sendall(bytes.fromhex("15030300020246"))):
+        with pytest.raises(BrokerUnreachable, match=r"listener with TLS .*--command-config FILE .*security.protocol=SSL"):
+            ClientConnection(listen_once(serve))
+
+
 def test_an_api_that_is_not_offered_is_named(broker: FakeKafkaBroker) -> None:
     del broker.max_versions[messages.CREATE_TOPICS]
     connection = ClientConnection(broker.address)
