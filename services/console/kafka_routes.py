@@ -208,7 +208,7 @@ class KafkaRoutes:
         except WrongParameter as problem:
             return self._answer(400, {"error": str(problem)})
         except RequestRefused as refused:
-            return self._answer(status_of(refused.code), {"error": refused.message, "code": refused.code.name})
+            return self._answer(status_of(refused.code, name in READS.values()), {"error": refused.message, "code": refused.code.name})
         except WorkersBusy as problem:
             return self._answer(503, {"error": str(problem)})
         except TimeoutError:
@@ -238,11 +238,12 @@ class KafkaRoutes:
         return Response(content, status, media_type="application/json", headers=self._headers)
 
 
-def status_of(code: ErrorCode) -> int:
-    """Return the status of a refusal: what may heal by itself is 503."""
+def status_of(code: ErrorCode, is_read: bool) -> int:
+    """Return the status of a refusal: what may heal by itself is 503. A partition that is not there is 404 for a
+    read; a change has it, or a wrong number of partitions, in its body."""
     from appliance.client.errors import RETRIABLE
 
-    if code in _NOT_FOUND:
+    if code in _NOT_FOUND and (is_read or code is not ErrorCode.INVALID_PARTITIONS):
         return 404
     if code in _CONFLICTS:
         return 409

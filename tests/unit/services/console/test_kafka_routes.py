@@ -186,6 +186,14 @@ def test_a_refusal_of_the_cluster_has_a_status_and_words(raised: BaseException, 
     assert answered == status and words in document["error"]
 
 
+def test_a_partition_that_is_not_there_is_not_found_and_a_wrong_number_of_them_is_a_wrong_request() -> None:
+    refused = RequestRefused(ErrorCode.INVALID_PARTITIONS, "larger than 0")
+    assert ask("/api/records?topic=x", Workers(refused))[0] == 404
+    for path in ("/api/topic/create", "/api/topic/alter"):
+        status, document = ask(path, Workers(refused), orjson.dumps({"topic": "x", "partitions": 1}))
+        assert status == 400 and document["error"] == "larger than 0"
+
+
 def test_every_route_has_its_function() -> None:
     box: Any = SimpleNamespace(layout=None, last_sample=None)
     assert all(callable(function_of(name, box)) for name in (*READS.values(), *CHANGES.values()))
