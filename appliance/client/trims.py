@@ -51,6 +51,8 @@ def plan_trims(described: DescribedTopic, limit: Limit, only: int | None, offset
     than the limit; without one, all go. Raises RequestRefused for what cannot be meant.
     """
     name, parts = described.topic.name, described.partitions
+    if described.topic.is_internal:
+        raise _wrong(f"topic {name} is internal, and its records are not deleted by hand; its retention and compaction delete them")
     known = [part.metadata.partition for part in parts]
     having = f"topic {name} has {len(known)} partition{'s' if len(known) > 1 else ''}"
     if only is not None and only not in known:

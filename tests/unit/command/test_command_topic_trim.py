@@ -11,7 +11,9 @@ import pytest
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.client import messages
-from appliance.client.trims import Limit
+from appliance.client.admin import DescribedTopic
+from appliance.client.cluster import TopicMetadata
+from appliance.client.trims import Limit, plan_trims
 from appliance.command.failures import PartlyDone, UsageProblem, exit_code
 from appliance.command.topic_trim import parse_limit, trim
 from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
@@ -103,6 +105,12 @@ def test_what_cannot_be_meant_deletes_nothing(broker: Broker, options: dict[str,
     with pytest.raises(UsageProblem) as problem:
         trim_all(broker, **options)
     assert words in str(problem.value) and exit_code(problem.value) == 2 and broker.deleted == {}
+
+
+def test_an_internal_topic_is_called_that() -> None:
+    audit = DescribedTopic(TopicMetadata("__millrace_audit", None, (), True, ErrorCode.NONE), ())
+    with pytest.raises(RequestRefused, match="topic __millrace_audit is internal"):
+        plan_trims(audit, Limit(), None, {})
 
 
 class Terminal(io.StringIO):
