@@ -18,6 +18,7 @@ from appliance.base.model import INTERNAL_TOPICS, TopicId
 from appliance.client.peers import CONTROLLER_CLIENT, UNAUTHORIZED, OnBody, Peers
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.cluster.placement import (
+    DEFAULT,
     PARTITIONS_PER_REQUEST_MAX,
     BoundReached,
     CreationDefaults,
@@ -138,6 +139,7 @@ class TopicAdministration:
         """Plan, and unless `validate_only` create. `on_result` is called when the topic is
         complete, or at once if refused. `topic_id`: None for a new one.
         """
+        wanted = self._with_internal_defaults(wanted)
         try:
             cluster = self._cluster
             plan = plan_topic_creation(wanted, self._names(), cluster.broker_pool(), self._defaults, len(cluster.topics))
@@ -153,6 +155,18 @@ class TopicAdministration:
         creation.listeners.append(on_result)
         self.creating[wanted.name] = creation
         self._start_creation(wanted.name)
+
+    def _with_internal_defaults(self, wanted: TopicCreation) -> TopicCreation:
+        """An internal topic has, for what a client leaves open, what it would have if it were created automatically."""
+        internal = self._internal_topic(wanted.name) if wanted.name in INTERNAL_TOPICS else None
+        if internal is None:
+            return wanted
+        configs = tuple({**dict(internal.configs), **dict(wanted.configs)}.items())
+        if wanted.assignments:
+            return wanted._replace(configs=configs)
+        count = internal.num_partitions if wanted.num_partitions == DEFAULT else wanted.num_partitions
+        copies = internal.replication_factor if wanted.replication_factor == DEFAULT else wanted.replication_factor
+        return wanted._replace(num_partitions=count, replication_factor=copies, configs=configs)
 
     def adopt(self, name: str, topic_id: TopicId, configs: dict[str, str], allow_missing: bool, on_result: OnResult) -> None:
         """Create a topic with the id, and from the logs, that lie on this box's disks and that no

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.protocol.topic_apis import CreatableTopic, TopicConfig
 from services.controller.admin.topic_copies import SETTLED_MS
 from tests.support.stepped_cluster import SteppedCluster
 
@@ -101,3 +102,13 @@ def test_a_copy_that_waits_for_a_box_that_is_away_holds_up_no_other_topic(alone:
     alone.kill(3)
     alone.until(lambda: sorted(_replicas(alone, "__consumer_offsets")[0]) == [1, 2], "the other grows, too, as far as there are boxes")
     assert sorted(_replicas(alone, "syslog")[0]) == [1, 2, 3], "what box 3 was promised waits for it"
+
+
+def test_an_internal_topic_that_a_client_creates_has_the_partitions_and_settings_of_one_that_the_box_creates(alone: SteppedCluster) -> None:
+    box, agent = alone.controller(), alone.controller().agent
+    assert agent is not None
+    box.create(CreatableTopic("__consumer_offsets", -1, -1), CreatableTopic("__transaction_state", 2, -1, (), (TopicConfig("segment.bytes", "2000000"),)))
+    assert (len(_replicas(alone, "__consumer_offsets")), len(_replicas(alone, "__transaction_state"))) == (50, 2)
+    assert agent.cluster.topics["__consumer_offsets"].config["cleanup.policy"] == "compact"
+    assert agent.cluster.topics["__transaction_state"].config["unclean.leader.election.enable"] == "false"
+    assert agent.cluster.topics["__transaction_state"].config["segment.bytes"] == "2000000"
