@@ -14,9 +14,8 @@ import typer
 
 from appliance.command.failures import UsageProblem
 from appliance.command.kafka import open_cluster
-from appliance.command.options import BootstrapOption, CommandConfigOption, ConfigOption, DataOption, JsonOption, YesOption, option
+from appliance.command.options import BootstrapOption, CommandConfigOption, ConfigOption, DataOption, JsonOption, YesOption, confirm, option
 from appliance.command.output import Column, plural, print_table
-from appliance.command.topic_trim import confirm
 from appliance.security.acl import CLUSTER_NAME, SUPPORTED_OPERATIONS, AclBinding, AclFilter, AclOperation, AclPermission, AclResource, PatternType
 
 if TYPE_CHECKING:

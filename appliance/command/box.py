@@ -7,7 +7,9 @@ gets no new replicas from then on (a config for all brokers says so), until it i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,7 +19,7 @@ from appliance.command.disk_drain import bytes_of
 from appliance.command.ensemble_view import probe_ensemble
 from appliance.command.failures import EXIT_FAILED, UsageProblem
 from appliance.command.kafka import open_cluster
-from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
+from appliance.command.options import BootstrapOption, ConfigOption, DataOption, JsonOption, YesOption, argument, confirm, option
 from appliance.command.output import NOTHING, Column, bytes_text, plural, print_table, say
 from appliance.command.topic_reassign import (
     NoWaitOption,
@@ -47,7 +49,7 @@ def build_app(markup: Literal["rich"] | None) -> typer.Typer:
     return app
 
 
-def list_boxes(bootstrap: BootstrapOption = None, data: DataOption = None, config: ConfigOption = None) -> None:
+def list_boxes(as_json: JsonOption = False, bootstrap: BootstrapOption = None, data: DataOption = None, config: ConfigOption = None) -> None:
     """List the boxes: what each leads and holds, and its free space."""
     with open_cluster(bootstrap, data, config) as cluster:
         from appliance.command.cluster_view import look_at_cluster
@@ -55,31 +57,48 @@ def list_boxes(bootstrap: BootstrapOption = None, data: DataOption = None, confi
         view = look_at_cluster(cluster, with_ongoing=False)
     ensemble = probe_ensemble(bootstrap, data, config)
     broker_ids = sorted({*view.boxes, *view.absent_boxes(), *(member.member_id for member in ensemble.members)})
-    rows = [_row(view, broker_id) for broker_id in broker_ids]
+    boxes = [_listed(view, broker_id) | {"zookeeper": ensemble.state_of(broker_id) or None} for broker_id in broker_ids]
+    if as_json:
+        sys.stdout.write(json.dumps({"boxes": boxes, "problems": [ensemble.words] if ensemble.words else []}, indent=2) + "\n")
+        return
+    rows = [_row(box) for box in boxes]
     columns = [Column("box", is_number=True), Column("address"), Column("rack"), Column("state"), Column("leads", is_number=True),
                Column("replicas", is_number=True), Column("out of sync", is_number=True), Column("held", is_number=True),
                Column("free", is_number=True), Column("of", is_number=True)]  # fmt: skip
     if ensemble.members:
         columns.append(Column("zookeeper"))
-        rows = [[*row, ensemble.state_of(broker_id) or NOTHING] for row, broker_id in zip(rows, broker_ids, strict=True)]
+        rows = [[*row, box["zookeeper"] or NOTHING] for row, box in zip(rows, boxes, strict=True)]
     print_table(columns, rows)
     if missing := ensemble.words:
         print(missing)
 
 
-def _row(view: ClusterView, broker_id: int) -> list[str]:
+def _listed(view: ClusterView, broker_id: int) -> dict[str, Any]:
+    """What `list` says of a box; sizes in bytes, None where they are not known."""
     box = view.boxes.get(broker_id)
     replicas = view.replicas_on(broker_id)
-    leads = sum(1 for metadata in view.partitions.values() if metadata.leader == broker_id)
-    behind = sum(1 for key in replicas if broker_id not in view.partitions[key].isr)
-    held = free = total = NOTHING
+    held = free = total = None
     if box is not None and box.contents is not None:
-        held = bytes_text(sum(box.contents.sizes.values()))
+        held = sum(box.contents.sizes.values())
         room = next(room for room in view.rooms() if room.broker_id == broker_id)
-        free, total = bytes_text(room.free_bytes), bytes_text(room.total_bytes)
-    state = f"{_state(box)}, drain" if broker_id in view.closed else _state(box)
-    return [str(broker_id), box.address if box else NOTHING, (box.rack if box else None) or NOTHING, state, str(leads), str(len(replicas)), str(behind),
-            held, free, total]  # fmt: skip
+        free, total = room.free_bytes, room.total_bytes
+    return {
+        "box": broker_id,
+        "address": box.address if box else None,
+        "rack": box.rack if box else None,
+        "state": f"{_state(box)}, drain" if broker_id in view.closed else _state(box),
+        "leads": sum(1 for metadata in view.partitions.values() if metadata.leader == broker_id),
+        "replicas": len(replicas),
+        "out_of_sync": sum(1 for key in replicas if broker_id not in view.partitions[key].isr),
+        "held_bytes": held,
+        "free_bytes": free,
+        "total_bytes": total,
+    }
+
+
+def _row(box: dict[str, Any]) -> list[str]:
+    texts = [NOTHING if box[name] is None else str(box[name]) for name in ("box", "address", "rack", "state", "leads", "replicas", "out_of_sync")]
+    return texts + [bytes_text(box[name]) for name in ("held_bytes", "free_bytes", "total_bytes")]
 
 
 def _state(box: BoxDescription | None) -> str:
@@ -104,7 +123,7 @@ def add(
 ) -> None:
     """Fill a box that runs: move replicas onto it until it holds its share. Start it first: millrace run --zookeeper … --broker-id N.
 
-    Example: millrace box add 4 --plan; millrace box add 4 --throttle 50MiB
+    Example: millrace box add 4 --dry-run; millrace box add 4 --throttle 50MiB
     """
     bytes_per_second = None if throttle is None else bytes_of(throttle)
     with open_cluster(bootstrap, data, config) as cluster:
@@ -135,7 +154,7 @@ def drain(
     """Empty a box: move all its replicas to the others, while they are written and read. It gets no new ones from then on (until `millrace box add`, or
     --cancel). Cut off, it may be run again; the box may be dead already.
 
-    Example: millrace box drain 2 --plan; millrace box drain 2 --throttle 50MiB; then stop it, and: millrace box remove 2
+    Example: millrace box drain 2 --dry-run; millrace box drain 2 --throttle 50MiB; then stop it, and: millrace box remove 2
     """
     bytes_per_second = None if throttle is None else bytes_of(throttle)
     with open_cluster(bootstrap, data, config) as cluster:
@@ -240,6 +259,7 @@ def remove(
     lost: Annotated[
         bool, option("--lost", help="It burnt, disks and all: forget it although partitions name it. A new box under the same id begins them anew, empty.")
     ] = False,
+    yes: YesOption = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = None,
     config: ConfigOption = None,
@@ -260,6 +280,8 @@ def remove(
             problems.append(f"box {box} runs; stop it first (systemctl stop millrace.target on it)")
         if problems:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, "\n".join(problems))
+        if held and not yes:
+            confirm(f"Forget box {box}, and the records that only its {plural(len(held), 'replica')} had?", "add --yes")
         unregister_box(cluster, box)
         close_to_replicas(cluster, view, box, False)
     if held:

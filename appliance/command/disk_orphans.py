@@ -15,7 +15,7 @@ from appliance.base.clock import SystemClock
 from appliance.base.errors import ErrorCode, MillraceError, RequestRefused
 from appliance.command.failures import PartlyDone, UsageProblem
 from appliance.command.finding import FoundBox, find_running_box
-from appliance.command.options import ConfigOption, DataOption, JsonOption, YesOption, option, parse_setting
+from appliance.command.options import ConfigOption, DataOption, JsonOption, YesOption, confirm, option, parse_setting
 from appliance.command.output import NOTHING, Column, bytes_text, duration_text, plural, print_table, say
 
 if TYPE_CHECKING:
@@ -252,8 +252,6 @@ def _adopt(found: FoundBox, logs: list[OrphanDirectory], settings: dict[str, str
     if dry_run:
         return
     if not yes:
-        from appliance.command.topic_trim import confirm
-
         confirm(f"Adopt topic {name}?", "add --yes")
     refused = _order(found, {"adopt": {"topic": name, "topic_id": topic_id, "config": settings, "allow_missing": allow_missing}})
     if refused:
@@ -282,8 +280,6 @@ def _remove(found: FoundBox, chosen: list[OrphanDirectory], yes: bool, dry_run: 
     if dry_run or not chosen:
         return
     if not yes:
-        from appliance.command.topic_trim import confirm
-
         confirm(f"Delete {plural(len(chosen), 'orphan')} and all their records for good?", "add --yes")
     removals = [[each.disk, each.topic, each.partition, each.topic_id] for each in chosen if each.reason != STRAY]
     refused = {what: words or ErrorCode(code).name for what, code, words in (_order(found, {"remove": removals}) if removals else [])}

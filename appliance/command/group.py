@@ -10,7 +10,7 @@ import typer
 
 from appliance.command.group_reset import reset_offsets
 from appliance.command.kafka import open_cluster
-from appliance.command.options import BootstrapOption, ConfigOption, DataOption, JsonOption, argument
+from appliance.command.options import BootstrapOption, ConfigOption, DataOption, JsonOption, YesOption, argument, confirm
 from appliance.command.output import NOTHING, Column, cell, count_text, print_table, say
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ def _partitions_text(partitions: tuple[TopicPartition, ...]) -> str:
 
 def delete(
     groups: Annotated[list[str], argument("GROUP", "The groups; they must have no members.")],
+    yes: YesOption = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = None,
     config: ConfigOption = None,
@@ -122,6 +123,8 @@ def delete(
     with open_cluster(bootstrap, data, config) as cluster:
         from appliance.client.groups import delete_group
 
+        if not yes:
+            confirm(f"Delete {', '.join(groups)} and all their offsets?", "add --yes")
         for group in groups:
             delete_group(cluster, group)
             print(f"deleted group {group}")

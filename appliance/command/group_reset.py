@@ -1,4 +1,4 @@
-"""`millrace group reset-offsets`: where a group goes on reading. Shows what it would do; does it with --execute.
+"""`millrace group reset-offsets`: where a group goes on reading. Shows what it would do, and asks.
 
 The group must have no members: they would overwrite the commit. Weak spot: a member may join between check and commit.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.command.failures import UsageProblem
 from appliance.command.kafka import open_cluster
-from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
+from appliance.command.options import BootstrapOption, ConfigOption, DataOption, DryRunOption, argument, confirm, option
 from appliance.command.output import NOTHING, Column, plural, print_table, say
 
 if TYPE_CHECKING:
@@ -35,14 +35,15 @@ def reset_offsets(
     ] = None,
     to_offset: Annotated[int | None, option("--to-offset", metavar="N", min=0, help="That offset, or the nearest that there is.")] = None,
     shift_by: Annotated[int | None, option("--shift-by", metavar="N", help="So many records on, or with a minus back, from where the group is.")] = None,
-    execute: Annotated[bool, option("--execute", help="Do it. Without this it is only shown.")] = False,
+    dry_run: DryRunOption = False,
+    yes: Annotated[bool, option("--yes", "-y", "--execute", help="Do not ask. (--execute: as in Kafka's tool.)")] = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Let a group go on from somewhere else: the earliest record, the latest, a time, an offset, or some records on or back.
 
-    Example: millrace group reset-offsets loader --topic syslog --to-time 2026-11-21T14:00 --execute
+    Example: millrace group reset-offsets loader --topic syslog --to-time 2026-11-21T14:00 --dry-run
     """
     ways = {"--to-earliest": to_earliest, "--to-latest": to_latest, "--to-time": to_time is not None, "--to-offset": to_offset is not None}
     ways["--shift-by"] = shift_by is not None
@@ -71,9 +72,11 @@ def reset_offsets(
             raise UsageProblem(f"{'--topic' if refused.code == ErrorCode.INVALID_PARTITIONS else '--shift-by'}: {refused.message}") from refused
         targets = {partition: plan.target for partition, plan in planned.items()}
         _show(planned)
-        if not execute:
-            say(f"nothing was changed; add --execute to set {plural(len(targets), 'offset')} of group {group}")
+        if dry_run:
+            say(f"nothing was changed: {plural(len(targets), 'offset')} of group {group} would be set")
             return
+        if not yes:
+            confirm(f"Set {plural(len(targets), 'offset')} of group {group}?", "add --yes, or --dry-run to look only")
         set_offsets(cluster, group, targets)
         print(f"set {plural(len(targets), 'offset')} of group {group}")
 

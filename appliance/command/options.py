@@ -44,6 +44,7 @@ DataOption = Annotated[
 ConfigOption = Annotated[str | None, option("--config", metavar="FILE", help="Settings file of the box.")]
 BootstrapOption = Annotated[str | None, option("--bootstrap", metavar="HOST:PORT", help="A Kafka broker to ask, instead of finding a box.")]
 JsonOption = Annotated[bool, option("--json", help="For programs.")]
+DryRunOption = Annotated[bool, option("--dry-run", help="Show what would be done, and change nothing.")]
 YesOption = Annotated[bool, option("--yes", "-y", help="Do not ask.")]
 CommandConfigOption = Annotated[
     str | None,
@@ -53,6 +54,16 @@ CommandConfigOption = Annotated[
         help="Properties file of a Kafka client: security.protocol, sasl.*, ssl.*. For all commands with --bootstrap: $MILLRACE_COMMAND_CONFIG",
     ),
 ]
+
+
+def confirm(question: str, instead: str) -> None:
+    """Ask for confirmation. Raises UsageProblem without a yes; `instead` says what to do without a terminal."""
+    if not sys.stdin.isatty():
+        raise UsageProblem(f"nothing was changed: no terminal to ask for confirmation; {instead}")
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageProblem("nothing was changed")
 
 
 def _show_version(is_wanted: bool) -> None:

@@ -20,12 +20,12 @@ from appliance.command.ensemble_view import probe_ensemble
 from appliance.command.failures import PartlyDone, UsageProblem
 from appliance.command.finding import find_running_box
 from appliance.command.kafka import open_cluster, require_topic_name
-from appliance.command.options import BootstrapOption, ConfigOption, DataOption, JsonOption, YesOption, argument, option, parse_setting
+from appliance.command.options import BootstrapOption, ConfigOption, DataOption, JsonOption, YesOption, argument, confirm, option, parse_setting
 from appliance.command.output import NOTHING, Column, count_text, plural, print_table, say
 from appliance.command.topic_alter import alter
 from appliance.command.topic_reassign import reassign
 from appliance.command.topic_tail import tail
-from appliance.command.topic_trim import confirm, trim
+from appliance.command.topic_trim import trim
 
 if TYPE_CHECKING:
     from appliance.client.admin import DescribedTopic
@@ -41,6 +41,7 @@ def elect(
         bool,
         option("--unclean", help="Where no in-sync replica is online, let any other lead: records that it lacks are LOST. Name the topics."),
     ] = False,
+    yes: YesOption = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = None,
     config: ConfigOption = None,
@@ -59,6 +60,8 @@ def elect(
         wanted = [(name, each.partition) for name in sorted(found) for each in found[name].partitions if not partition or each.partition in partition]
         if missing := sorted(set(partition or []) - {number for _, number in wanted}):
             raise UsageProblem(f"topic {(topics or [''])[0]} has no partition {', '.join(map(str, missing))}")
+        if unclean and not yes:
+            confirm(f"Let any replica lead {', '.join(topics or [])}, and lose the records that it lacks?", "add --yes")
         results = elect_leaders(cluster, wanted, unclean)
     elected = [key for key, refused in results.items() if refused is None]
     failed = [refused for refused in results.values() if refused is not None and refused.code is not ErrorCode.ELECTION_NOT_NEEDED]
@@ -157,7 +160,7 @@ def unserved_text(reasons: Iterable[str]) -> str:
     return f"{counted.total()} not served ({', '.join(sorted(counted))})"
 
 
-def list_topics(bootstrap: BootstrapOption = None, data: DataOption = None, config: ConfigOption = None) -> None:
+def list_topics(as_json: JsonOption = False, bootstrap: BootstrapOption = None, data: DataOption = None, config: ConfigOption = None) -> None:
     """List topics, and what is missing of the cluster: boxes, its controller, members of its ZooKeeper ensemble. All decide whether another box may be
     restarted. Each leader is asked whether it serves."""
     with open_cluster(bootstrap, data, config) as cluster:
@@ -165,14 +168,23 @@ def list_topics(bootstrap: BootstrapOption = None, data: DataOption = None, conf
 
         found = cluster.metadata(None)
         unserved = find_unserved(cluster, found.topics.values())
-    rows = []
+    troubles = [*cluster_troubles(found), controller_trouble(bootstrap, data, config), probe_ensemble(bootstrap, data, config).words]
+    troubles = [words for words in troubles if words]
+    states = {}
     for name, topic in sorted(found.topics.items()):
         reasons = [unserved[key] for each in topic.partitions if (key := TopicPartition(name, each.partition)) in unserved]
-        rows.append([name, str(len(topic.partitions)), replicas_text(topic), topic_state(topic, reasons)])
+        states[name] = topic_state(topic, reasons)
+    if as_json:
+        topics = [
+            {"topic": name, "partitions": len(topic.partitions), "replicas": replicas_text(topic), "internal": topic.is_internal, "state": states[name]}
+            for name, topic in sorted(found.topics.items())
+        ]
+        sys.stdout.write(json.dumps({"topics": topics, "problems": troubles}, indent=2) + "\n")
+        return
+    rows = [[name, str(len(topic.partitions)), replicas_text(topic), states[name]] for name, topic in sorted(found.topics.items())]
     print_table([Column("topic"), Column("partitions", is_number=True), Column("replicas", is_number=True), Column("state")], rows)
-    for words in [*cluster_troubles(found), controller_trouble(bootstrap, data, config), probe_ensemble(bootstrap, data, config).words]:
-        if words:
-            print(words)
+    for words in troubles:
+        print(words)
 
 
 def topic_state(topic: TopicMetadata, unserved: list[str]) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ThrottleOption = Annotated[
     str | None, option("--throttle", metavar="BYTES/S", help="How fast each box may receive: 50000000, 50M, 50MiB. [default: as fast as it goes]")
 ]
-PlanOption = Annotated[bool, option("--plan", help="Show what would move, how much and how long it takes; change nothing.")]
+PlanOption = Annotated[bool, option("--dry-run", "--plan", help="Show what would move, how much and how long it takes; change nothing.")]
 NoWaitOption = Annotated[bool, option("--no-wait", help="Order it and return.")]
 
 SELF_MADE = (
@@ -54,7 +54,7 @@ def reassign(
 ) -> None:
     """Spread topics evenly over boxes with as few moves as it takes, while they are written and read.
 
-    Example: millrace topic reassign --plan; millrace topic reassign orders --to 1,2,4 --throttle 50MiB
+    Example: millrace topic reassign --dry-run; millrace topic reassign orders --to 1,2,4 --throttle 50MiB
     """
     wanted, boxes, bytes_per_second = require_meaning(topics or [], to, replicas or [], throttle, cancel, plan)
     with open_cluster(bootstrap, data, config) as cluster:

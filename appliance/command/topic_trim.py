@@ -7,7 +7,6 @@ of them hold no record.
 from __future__ import annotations
 
 import re
-import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,7 @@ from appliance.base.errors import RequestRefused
 from appliance.client.trims import Limit, Trim
 from appliance.command.failures import PartlyDone, UsageProblem
 from appliance.command.kafka import open_cluster, require_topic_name
-from appliance.command.options import BootstrapOption, ConfigOption, DataOption, YesOption, argument, option
+from appliance.command.options import BootstrapOption, ConfigOption, DataOption, DryRunOption, YesOption, argument, confirm, option
 from appliance.command.output import Column, count_text, plural, print_table, say
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def trim(
     ] = None,
     to_high_watermark: Annotated[bool, option("--to-high-watermark", help="Delete all records that can be read now.")] = False,
     partition: Annotated[int | None, option("--partition", metavar="N", min=0, help="Only this partition.")] = None,
-    dry_run: Annotated[bool, option("--dry-run", help="Show what would go, and leave it there.")] = False,
+    dry_run: DryRunOption = False,
     yes: YesOption = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = None,
@@ -98,16 +97,6 @@ def print_plan(trims: list[Trim]) -> None:
         for each in trims
     ]
     print_table(columns, rows)
-
-
-def confirm(question: str, instead: str) -> None:
-    """Ask for confirmation. Raises UsageProblem without a yes; `instead` says what to do without a terminal."""
-    if not sys.stdin.isatty():
-        raise UsageProblem(f"nothing was deleted: no terminal to ask for confirmation; {instead}")
-    sys.stderr.write(f"{question} [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UsageProblem("nothing was deleted")
 
 
 def _carry_out(cluster: ClusterClient, name: str, trims: list[Trim]) -> None:

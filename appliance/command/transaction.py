@@ -11,7 +11,7 @@ import typer
 from appliance.base.clock import SystemClock
 from appliance.command.failures import UsageProblem
 from appliance.command.kafka import open_cluster
-from appliance.command.options import BootstrapOption, ConfigOption, DataOption, JsonOption, argument, option
+from appliance.command.options import BootstrapOption, ConfigOption, DataOption, JsonOption, YesOption, argument, confirm, option
 from appliance.command.output import NOTHING, Column, duration_text, plural, print_table, say
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def abort(
     transactional_id: Annotated[str | None, argument("TRANSACTIONAL_ID", "Whose transaction; its producer is fenced.")] = None,
     topic: Annotated[str | None, option("--hanging", metavar="TOPIC", help="Abort what hangs in this topic instead: see `list --hanging`.")] = None,
     minutes: Annotated[int, option("--minutes", metavar="N", min=0, help=f"How long it must hang. [default: {HANGING_MINUTES}]")] = HANGING_MINUTES,
+    yes: YesOption = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = None,
     config: ConfigOption = None,
@@ -100,10 +101,15 @@ def abort(
         from appliance.client.transactions import abort_in_partition, abort_transaction
 
         if transactional_id is not None:
+            if not yes:
+                confirm(f"Abort the transaction of {transactional_id}, and fence its producer?", "add --yes")
             abort_transaction(cluster, transactional_id)
             print(f"aborted the transaction of {transactional_id}; its producer is fenced")
             return
         found = _find_hanging(cluster, topic, minutes)
+        if found and not yes:
+            _print_hanging(found)
+            confirm(f"Abort {plural(len(found), 'transaction')} of topic {topic}?", "add --yes")
         for producer in found:
             abort_in_partition(cluster, producer)
             print(f"aborted the transaction of producer {producer.producer_id} in {producer.partition}")

@@ -17,9 +17,8 @@ import typer
 
 from appliance.command.failures import UsageProblem
 from appliance.command.kafka import open_cluster
-from appliance.command.options import BootstrapOption, CommandConfigOption, ConfigOption, DataOption, JsonOption, YesOption, argument, option
+from appliance.command.options import BootstrapOption, CommandConfigOption, ConfigOption, DataOption, JsonOption, YesOption, argument, confirm, option
 from appliance.command.output import Column, print_table
-from appliance.command.topic_trim import confirm
 
 PASSWORD_LENGTH_MIN = 8
 PASSWORD_LENGTH_MAX = 1000

@@ -77,11 +77,14 @@ def test_a_group_is_listed_described_moved_and_deleted(keeper: RunningBox) -> No
     consumer.close()
     eventually(lambda: _told(keeper, "group", "describe", "readers")["state"] == "Empty", "the member has left", 20)
 
-    _done(keeper, "group", "reset-offsets", "readers", "--to-offset", "7")
-    assert _told(keeper, "group", "lag", "readers")[0]["committed_offset"] == 1, "without --execute it is only shown"
+    _done(keeper, "group", "reset-offsets", "readers", "--to-offset", "7", "--dry-run")
+    asked = _millrace(keeper, "group", "reset-offsets", "readers", "--to-offset", "7")
+    assert (asked.returncode, "no terminal to ask" in asked.stderr) == (2, True)
+    assert _told(keeper, "group", "lag", "readers")[0]["committed_offset"] == 1, "neither changes anything"
     _done(keeper, "group", "reset-offsets", "readers", "--shift-by", "4", "--execute")
     assert _told(keeper, "group", "lag", "readers")[0]["committed_offset"] == 5
-    assert "deleted" in _done(keeper, "group", "delete", "readers")
+    assert _millrace(keeper, "group", "delete", "readers").returncode == 2
+    assert "deleted" in _done(keeper, "group", "delete", "--yes", "readers")
     assert _told(keeper, "group", "list") == []
     assert _millrace(keeper, "group", "describe", "readers").returncode != 0
 
@@ -97,7 +100,7 @@ def test_an_open_transaction_is_listed_described_and_aborted(keeper: RunningBox)
         described = _told(keeper, "transaction", "describe", "loader")
         assert (described["state"], described["producer_id"], described["partitions"]) == ("Ongoing", producer.producer_id, [f"{TOPIC}-0"])
         assert _told(keeper, "transaction", "list", "--hanging", "--minutes", "0") == [], "its coordinator knows it"
-        assert "aborted" in _done(keeper, "transaction", "abort", "loader")
+        assert "aborted" in _done(keeper, "transaction", "abort", "--yes", "loader")
         eventually(lambda: client.stable_end(TOPIC, 0) == client.list_offset(TOPIC, 0, -1), "nothing is open")
         assert client.end_transaction("loader", producer, True) != 0, "its producer is fenced"
 
@@ -111,7 +114,7 @@ def test_a_transaction_that_no_coordinator_knows_is_found_and_aborted(keeper: Ru
             (f"{TOPIC}-0", 987_654)
         ]
         assert _told(keeper, "transaction", "list", "--hanging", "--minutes", "60") == []
-        assert "987654" in _done(keeper, "transaction", "abort", "--hanging", TOPIC, "--minutes", "0")
+        assert "987654" in _done(keeper, "transaction", "abort", "--yes", "--hanging", TOPIC, "--minutes", "0")
         assert client.stable_end(TOPIC, 0) == client.list_offset(TOPIC, 0, -1)
         assert _told(keeper, "transaction", "list", "--hanging", "--minutes", "0") == []
 
@@ -122,5 +125,5 @@ def test_offsets_of_a_transaction_that_no_coordinator_knows_are_open_until_it_is
         eventually(lambda: client.commit("copied", TOPIC, 3) == 0, "the group's partition is loaded", 20)
         assert client.commit_transactional("copied", TOPIC, 8, "nobody", Initialized(0, 876_543, 0)) == 0
         assert client.committed("copied", TOPIC, require_stable=True) == (ErrorCode.UNSTABLE_OFFSET_COMMIT, -1)
-        assert "876543" in _done(keeper, "transaction", "abort", "--hanging", "__consumer_offsets", "--minutes", "0")
+        assert "876543" in _done(keeper, "transaction", "abort", "--yes", "--hanging", "__consumer_offsets", "--minutes", "0")
         assert client.committed("copied", TOPIC, require_stable=True) == (0, 3), "the group's coordinator heard of it before the answer"

@@ -309,7 +309,7 @@ def test_a_box_is_emptied_filled_and_taken_out_by_commands(boxes: list[RunningBo
         millrace(boxes, *unwatched, "--no-wait")
         eventually(lambda: placed(admin, "kept")[0][1] == [1, 3], "it ends without a watcher")
         assert "lifted" in millrace(boxes, *unwatched) and "throttled" not in millrace(boxes, "topic", "describe", "kept")
-        shown = millrace(boxes, "box", "drain", "3", "--plan")
+        shown = millrace(boxes, "box", "drain", "3", "--dry-run")
         assert "become" in shown.lower() and logs(boxes[2], "kept") == {"kept-0", "kept-1", "kept-2"}
         assert "holds nothing any more" in millrace(boxes, "box", "drain", "3", "--throttle", "100M")
         assert all(3 not in replicas for _, replicas, _ in placed(admin, "kept").values())

@@ -124,7 +124,7 @@ def test_a_terminal_is_asked_for_confirmation(broker: Broker, answer: str, delet
     try:
         trim_all(broker, to_high_watermark=True, yes=False)
     except UsageProblem as problem:
-        assert not deleted and str(problem) == "nothing was deleted"
+        assert not deleted and str(problem) == "nothing was changed"
     assert broker.deleted == deleted
 
 
