@@ -13,6 +13,14 @@ _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "
 _MILLISECONDS = re.compile(r"\d{12,15}\Z")
 
 
+def moment_text(wall_ms: int) -> str:
+    """Return a point in time with the local zone, as commands repeat what they understood: `2026-11-21T14:03:00+01:00`."""
+    try:
+        return datetime.fromtimestamp(wall_ms / 1_000).astimezone().isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):  # in or before year 1, or after 9999
+        return f"{wall_ms} ms since 1970"
+
+
 def parse_moment(text: str, now_ms: int) -> int:
     """Return milliseconds since 1970: `2h` before now, an ISO 8601 time or date, or milliseconds
     themselves (12 digits or more). Raises ValueError.

@@ -6,10 +6,11 @@ The group must have no members: they would overwrite the commit. Weak spot: a me
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
+from appliance.base.clock import SystemClock
 from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.time_texts import moment_text, parse_moment
 from appliance.command.failures import UsageProblem
 from appliance.command.kafka import open_cluster
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, DryRunOption, argument, confirm, option
@@ -18,8 +19,6 @@ from appliance.command.output import NOTHING, Column, plural, print_table, say
 if TYPE_CHECKING:
     from appliance.base.model import TopicPartition
     from appliance.client.groups import PlannedReset
-
-MILLISECONDS = 1000
 
 
 def reset_offsets(
@@ -31,7 +30,10 @@ def reset_offsets(
     to_earliest: Annotated[bool, option("--to-earliest", help="The first record that is there.")] = False,
     to_latest: Annotated[bool, option("--to-latest", help="The end: only what comes from now on.")] = False,
     to_time: Annotated[
-        str | None, option("--to-time", metavar="TIME", help="The first record of that time or later: 2026-11-21T14:00, with a zone if not the machine's own.")
+        str | None,
+        option(
+            "--to-time", metavar="TIME", help="The first record of that time or later: 2026-11-21T14:00 (local unless it names a zone), or an age such as 2h."
+        ),
     ] = None,
     to_offset: Annotated[int | None, option("--to-offset", metavar="N", min=0, help="That offset, or the nearest that there is.")] = None,
     shift_by: Annotated[int | None, option("--shift-by", metavar="N", help="So many records on, or with a minus back, from where the group is.")] = None,
@@ -52,7 +54,11 @@ def reset_offsets(
         raise UsageProblem(f"give exactly one of {', '.join(ways)}" + (f", not {' and '.join(chosen)}" if chosen else ""))
     way, value = chosen[0].removeprefix("--to-"), to_offset or 0
     if to_time is not None:
-        value = parse_time(to_time)
+        try:
+            value = parse_moment(to_time, SystemClock.wall_ms())
+        except ValueError as error:
+            raise UsageProblem(f"--to-time: {error}") from None
+        say(f"--to-time: {moment_text(value)}")
     elif shift_by is not None:
         way, value = "shift", shift_by
     wanted = [parse_partitions(text) for text in topics or []]
@@ -79,14 +85,6 @@ def reset_offsets(
             confirm(f"Set {plural(len(targets), 'offset')} of group {group}?", "add --yes, or --dry-run to look only")
         set_offsets(cluster, group, targets)
         print(f"set {plural(len(targets), 'offset')} of group {group}")
-
-
-def parse_time(text: str) -> int:
-    """Wall time in ms of an ISO 8601 text; without a zone it is the machine's own."""
-    try:
-        return round(datetime.fromisoformat(text).timestamp() * MILLISECONDS)
-    except (ValueError, OverflowError) as error:
-        raise UsageProblem(f"--to-time: {text!r} is not a time such as 2026-11-21T14:00 or 2026-11-21T14:00:00+01:00") from error
 
 
 def parse_partitions(text: str) -> tuple[str, tuple[int, ...]]:

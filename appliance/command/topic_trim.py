@@ -6,11 +6,11 @@ of them hold no record.
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
+from appliance.base.clock import SystemClock
 from appliance.base.errors import RequestRefused
+from appliance.base.time_texts import moment_text, parse_moment
 from appliance.client.trims import Limit, Trim
 from appliance.command.failures import PartlyDone, UsageProblem
 from appliance.command.kafka import open_cluster, require_topic_name
@@ -20,15 +20,16 @@ from appliance.command.output import Column, count_text, plural, print_table, sa
 if TYPE_CHECKING:
     from appliance.client.cluster import ClusterClient
 
-_AGE = re.compile(r"([0-9]+)(s|m|h|d)\Z")
-_UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-
 
 def trim(
     name: Annotated[str, argument("NAME", "The topic.")],
     before: Annotated[
         str | None,
-        option("--before", metavar="OFFSET|TIME", help="Delete what is older: an offset, a time such as 2026-11-21T10:00Z, or an age such as 90m, 12h, 7d."),
+        option(
+            "--before",
+            metavar="OFFSET|TIME",
+            help="Delete what is older: an offset, a time such as 2026-11-21T10:00 (local unless it names a zone), or an age such as 7d.",
+        ),
     ] = None,
     to_high_watermark: Annotated[bool, option("--to-high-watermark", help="Delete all records that can be read now.")] = False,
     partition: Annotated[int | None, option("--partition", metavar="N", min=0, help="Only this partition.")] = None,
@@ -43,7 +44,7 @@ def trim(
     Example: millrace topic trim syslog --before 7d --dry-run
     """
     require_topic_name(name)
-    limit = parse_limit(before, to_high_watermark, int(datetime.now(UTC).timestamp() * 1000))
+    limit = parse_limit(before, to_high_watermark, SystemClock.wall_ms())
     with open_cluster(bootstrap, data, config) as cluster:
         from appliance.client.admin import describe_topic
         from appliance.client.trims import find_trims
@@ -53,6 +54,8 @@ def trim(
             trims = find_trims(cluster, described, limit, partition)
         except RequestRefused as refused:
             raise UsageProblem(refused.message) from refused
+        if limit.time_ms is not None:
+            say(f"records before {moment_text(limit.time_ms)} go")
         print_plan(trims)
         count = sum(each.new_start - each.start for each in trims)
         if not count or dry_run:
@@ -72,15 +75,10 @@ def parse_limit(before: str | None, to_high_watermark: bool, now_ms: int) -> Lim
         return Limit()
     if before.isascii() and before.isdigit():
         return Limit(offset=int(before))
-    if (age := _AGE.match(before)) is not None:
-        return Limit(time_ms=max(0, now_ms - int(age[1]) * _UNIT_MS[age[2]]))
     try:
-        time = datetime.fromisoformat(before)
-    except ValueError:
-        raise UsageProblem(f"--before {before}: write an offset, a time such as 2026-11-21T10:00Z, or an age such as 90m, 12h, 7d") from None
-    if time.tzinfo is None:
-        time = time.replace(tzinfo=UTC)
-    return Limit(time_ms=max(0, int(time.timestamp() * 1000)))
+        return Limit(time_ms=parse_moment(before, now_ms))
+    except ValueError as error:
+        raise UsageProblem(f"--before {before}: write an offset, or a time: {error}") from None
 
 
 def print_plan(trims: list[Trim]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.time_texts import moment_text
 from appliance.client import messages
 from appliance.client.admin import DescribedTopic
 from appliance.client.cluster import TopicMetadata
@@ -93,7 +95,7 @@ def test_one_partition_is_trimmed_to_an_offset_and_never_grows_back(broker: Brok
     [
         ({}, "either --before OFFSET|TIME or --to-high-watermark"),
         ({"before": "1", "to_high_watermark": True}, "either --before"),
-        ({"before": "yesterday"}, "--before yesterday: write an offset, a time such as"),
+        ({"before": "yesterday"}, "--before yesterday: write an offset, or a time: 'yesterday' is no time"),
         ({"before": "5"}, "each with offsets of its own; name one (--partition N)"),
         ({"before": "51", "partition": 0}, "partition 0 of topic numbers ends at offset 50"),
         ({"before": "5", "partition": 7}, "no partition 7: topic numbers has 2 partitions"),
@@ -138,8 +140,16 @@ def test_refused_and_trimmed_partitions_are_both_reported(broker: Broker, capsys
         trim_all(broker, to_high_watermark=True)
 
 
-def test_times_are_taken_as_they_are_written() -> None:
-    assert parse_limit("2026-11-21T10:00Z", False, NOW_MS) == parse_limit("2026-11-21T10:00", False, NOW_MS) == Limit(time_ms=1_795_255_200_000)
+def test_times_are_local_unless_they_name_a_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        assert parse_limit("2026-11-21T15:30", False, NOW_MS) == Limit(time_ms=1_795_255_200_000)
+        assert moment_text(1_795_255_200_000) == "2026-11-21T15:30:00+05:30"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert parse_limit("2026-11-21T10:00Z", False, NOW_MS) == Limit(time_ms=1_795_255_200_000)
     assert parse_limit("2026-11-21T12:00+02:00", False, NOW_MS) == Limit(time_ms=1_795_255_200_000)
     assert parse_limit("90m", False, NOW_MS) == Limit(time_ms=NOW_MS - 5_400_000)
     assert parse_limit("20261121", False, NOW_MS) == Limit(offset=20_261_121)
