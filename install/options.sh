@@ -5,6 +5,7 @@ SETTINGS_FILE=/etc/millrace/millrace.toml
 STATE_DIRECTORY=/var/lib/millrace
 RUNTIME_DIRECTORY=/run/millrace
 COMMAND_LINK=/usr/local/bin/millrace
+SHARE=/usr/local/share # man pages, and what completes the command in shells
 SYSTEM_USER=millrace
 NETWORK_USER=millrace-net # of the processes that face the network; its processes have the group of SYSTEM_USER
 PREFIX_DEFAULT=/opt/millrace

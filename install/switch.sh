@@ -49,6 +49,7 @@ activate() {
     make_directories || return 1
     place_secret || return 1
     link_command || return 1
+    place_manual
     apply_units || return 1
     if [ "$settings_before" != "$(cat "$SETTINGS_FILE")" ]; then CHANGED_FILES+=("$SETTINGS_FILE"); fi
     start_or_restart "$1"

@@ -159,3 +159,14 @@ link_command() {
     ln -sfn "$PREFIX/current/.venv/bin/millrace" "$COMMAND_LINK.part" && mv -Tf "$COMMAND_LINK.part" "$COMMAND_LINK" || return 1
     did "linked $COMMAND_LINK"
 }
+
+# place_manual: man pages and completion, from the parser of the release; a box runs without them.
+place_manual() {
+    local command=$PREFIX/current/.venv/bin/millrace
+    [ ! -x "$command" ] || "$command" manual "$SHARE" >/dev/null 2>&1 || remark "there are no man pages and no completion: 'millrace manual $SHARE' failed"
+}
+
+remove_manual() {
+    rm -f "$SHARE"/bash-completion/completions/millrace "$SHARE"/zsh/site-functions/_millrace "$SHARE"/fish/vendor_completions.d/millrace.fish
+    rm -f "$SHARE"/man/man1/millrace.1 "$SHARE"/man/man1/millrace-*.1
+}

@@ -21,6 +21,7 @@ uninstall() {
     ! has udevadm || udevadm control --reload 2>/dev/null || true
     find /dev/shm -maxdepth 1 -name 'millrace.*' -user "$NETWORK_USER" -delete 2>/dev/null || true # of processes that were killed
     rm -f "$COMMAND_LINK"
+    remove_manual
     rm -rf "$PREFIX/releases" "$PREFIX/current" "$PREFIX/previous" "$PREFIX/installed" "$PREFIX/open_logs" "$RUNTIME_DIRECTORY"
     rmdir "$PREFIX" 2>/dev/null || true
     did "removed $PREFIX"

@@ -36,6 +36,7 @@ def build_app() -> typer.Typer:
         ingest,
         load,
         log_dump,
+        manual,
         mirror,
         run,
         search,
@@ -64,6 +65,8 @@ def build_app() -> typer.Typer:
     app.command("send")(send.send)
     app.command("load")(load.load)
     app.command("stream")(stream.stream)
+    app.command("completion")(manual.completion)
+    app.command("manual")(manual.manual)
     app.add_typer(topic.build_app(markup), name="topic")
     app.add_typer(table.build_app(markup), name="table")
     app.add_typer(box.build_app(markup), name="box")

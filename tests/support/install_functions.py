@@ -26,7 +26,8 @@ def run_functions(directory: Path, code: str, tree: Path = TREE) -> Answer:
     """Run `code` where every function of the tree's install.sh is known."""
     for name in ("prefix", "scratch"):
         (directory / name).mkdir(exist_ok=True)
-    names = f'PREFIX="{directory}/prefix" SCRATCH="{directory}/scratch" SETTINGS_FILE="{directory}/millrace.toml" COMMAND_LINK="{directory}/bin/millrace"'
+    names = f'PREFIX="{directory}/prefix" SCRATCH="{directory}/scratch" SETTINGS_FILE="{directory}/millrace.toml"'
+    names += f' COMMAND_LINK="{directory}/bin/millrace" SHARE="{directory}/share"'
     done = subprocess.run(
         ["bash", "-c", f'. "{tree}/install.sh"\n{names}\n{code}'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False
     )

@@ -28,6 +28,8 @@ WITHOUT_JSON = {
     "ingest check": "is a command of release 0.1 that names its successor",
     "config check": "writes FILE:LINE: words, as compilers do",
     "units list": "prints names of units, one a line",
+    "completion": "prints a script",
+    "manual": REPORTS_ONE_LINE,
     "log dump": "prints one line a batch",
 }
 DESTROYING = {

@@ -194,3 +194,16 @@ def test_logs_that_the_group_can_read_are_noted_and_a_disk_that_does_not_answer_
     assert asked.read_text().split().count("find") == 3, "one finds it, one opens it, one sees that all is open"
     asked.unlink()
     assert run_functions(tmp_path, setting + "closed_logs").lines == [] and "find" not in asked.read_text()
+
+
+def test_man_pages_and_completion_come_with_the_release_and_go_with_it(tmp_path: Path) -> None:
+    command = tmp_path / "prefix/current/.venv/bin/millrace"
+    command.parent.mkdir(parents=True)
+    command.write_text(f"#!{sys.executable} -P\nfrom appliance.command.main import main\nmain()\n")
+    command.chmod(0o755)
+    answer = run_functions(
+        tmp_path, "place_manual; ls $SHARE/man/man1/millrace.1 $SHARE/bash-completion/completions/millrace; remove_manual; find $SHARE -type f"
+    )
+    assert answer.code == 0 and len(answer.lines) == 2, answer.output
+    command.write_text("#!/bin/sh\nexit 2\n")
+    assert "no man pages" in run_functions(tmp_path, 'place_manual; echo "${REMARKS[@]}"').output, "a box runs without them"

@@ -1,0 +1,68 @@
+"""Completion in real shells, and pages that a real groff formats."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from appliance.command.failures import UsageProblem
+from appliance.command.main import build_app
+from appliance.command.manual import PAGES, SHARE, SHELLS, manual, pages, script
+
+
+@pytest.fixture(scope="module")
+def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `millrace manual` writes, and the command itself."""
+    directory = tmp_path_factory.mktemp("share")
+    manual(str(directory))
+    command = directory / "bin" / "millrace"
+    command.parent.mkdir()
+    command.write_text(f"#!{sys.executable} -P\nfrom appliance.command.main import main\nmain()\n")
+    command.chmod(0o755)
+    return directory
+
+
+ASK = {
+    "bash": 'source "$1"; COMP_WORDS=(millrace {words}); COMP_CWORD={last}; _millrace_completion millrace; printf "%s\\n" "${{COMPREPLY[@]}}"',
+    "fish": 'source "$argv[1]"; complete -C "millrace {words}"',
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", sorted(ASK))
+@pytest.mark.parametrize(("words", "completed"), [("topic re", {"reassign"}), ("group list --js", {"--json"})])
+def test_a_shell_completes_commands_and_options(share: Path, shell: str, words: str, completed: set[str]) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    code = ASK[shell].format(words=words, last=len(words.split()))
+    environment = {**os.environ, "PATH": f"{share / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run([shell, "-c", code, shell, str(share / SHARE[shell])], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert {line.split("\t")[0] for line in done.stdout.splitlines()} == completed and done.stderr == ""
+
+
+def test_each_shell_has_a_script_and_others_have_none() -> None:
+    assert all("_MILLRACE_COMPLETE" in script(shell) for shell in SHELLS)
+    with pytest.raises(UsageProblem, match="there are bash, zsh, fish"):
+        script("tcsh")
+
+
+def test_each_command_has_a_page_with_all_its_options(share: Path) -> None:
+    written = dict(pages(build_app()))
+    assert {path.stem for path in (share / PAGES).iterdir()} == set(written)
+    page = written["millrace-topic-trim"]
+    assert ".SH NAME\nmillrace\\-topic\\-trim \\- Delete a topic's oldest records for good.\n" in page
+    assert all(name in page for name in ("\\-\\-before OFFSET|TIME", "\\-\\-dry\\-run", "\\-\\-yes", ".SH EXIT STATUS"))
+    assert ".B reassign\n" in written["millrace-topic"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
+def test_groff_has_nothing_to_object_to(share: Path) -> None:
+    files = sorted(str(path) for path in (share / PAGES).iterdir())
+    done = subprocess.run(["groff", "-man", "-Tutf8", "-ww", "-z", *files], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == ""
