@@ -39,6 +39,15 @@ GROUP_ROWS = (
         1,
     ),
     SettingRow(
+        "coordinator.heap.bytes",
+        GIB,
+        "bytes",
+        "private memory above which the coordinator refuses what would grow: new groups, members, offsets, transactional ids; what is there goes on",
+        "memory that hostile clients can take; its unit has 2 GiB (MemoryMax)",
+        64 * MIB,
+        64 * GIB,
+    ),
+    SettingRow(
         "group.consumer.session.timeout.ms", 45 * SECOND, "ms", "session timeout of members of the new protocol (KIP-848)", "dead members stay longer", 1
     ),
     SettingRow(

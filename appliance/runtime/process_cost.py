@@ -10,7 +10,7 @@ the page tables under a lock that a thread may hold while it waits for a hung di
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +37,36 @@ def read_cost(pid: int) -> ProcessCost | None:
     except OSError:
         return None
     return ProcessCost((int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND, int(fields[21]) * _PAGE_BYTES)
+
+
+def read_private_bytes() -> int:
+    """Return the resident memory of this process without what it maps of files and shared memory."""
+    _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+    return (int(resident) - int(shared)) * _PAGE_BYTES
+
+
+HEAP_LOOK_NS = 100_000_000
+
+
+class HeapBound:
+    """Whether this process may keep more for its clients. Reads its memory at most every `HEAP_LOOK_NS`.
+
+    Weak: memory that was freed in small pieces stays with the process, and counts until it is used again.
+    """
+
+    def __init__(self, limit_bytes: int, monotonic_ns: Callable[[], int], used_bytes: Callable[[], int] = read_private_bytes) -> None:
+        self._limit_bytes = limit_bytes
+        self._monotonic_ns = monotonic_ns
+        self._used_bytes = used_bytes
+        self._next_ns = 0
+        self._has_room = True
+
+    def has_room(self) -> bool:
+        now_ns = self._monotonic_ns()
+        if now_ns >= self._next_ns:
+            self._next_ns = now_ns + HEAP_LOOK_NS
+            self._has_room = self._used_bytes() < self._limit_bytes
+        return self._has_room
 
 
 def read_pss_bytes(pid: int) -> int | None:

@@ -30,6 +30,7 @@ from appliance.ipc.proxies import LogWriterProxies
 from appliance.ipc.request_link import ControllerLink
 from appliance.ipc.source import Source
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+from appliance.runtime.process_cost import HeapBound
 from appliance.runtime.request_server import RequestClient, RequestServer
 from appliance.shm.lease import LeaseReader
 from services.coordinator.coordinated_groups import CoordinatedGroups, LegacyOffsetRequests
@@ -78,7 +79,9 @@ class CoordinatorAgent:
         authorizer = authorizer_of(box)
         self._security = AuthorizerFollower(context.layout, authorizer, context.log) if authorizer is not None else None
         rights = MemberRights(self._security) if self._security is not None else None
-        self._groups = CoordinatedGroups(box, self._offsets_topic, self._view, LegacyOffsetRequests(self._controller), self._now_ms, counters, rights)
+        has_memory = HeapBound(box.integer("coordinator.heap.bytes"), self._clock.monotonic_ns).has_room
+        legacy = LegacyOffsetRequests(self._controller)
+        self._groups = CoordinatedGroups(box, self._offsets_topic, self._view, legacy, self._now_ms, counters, rights, has_memory)
         self._producer_ids = ProducerIdLeases(self._controller, self._clock, counters.counter("coordinator.producer_ids"), context.log)
         self._peers = Peers(f"coordinator of broker {box.broker_id}", self._poller, self._clock, peer_context(box, context.log))
         self._markers = MarkerAppends(self._view, MarkerRequests(self._peers), self._clock, counters, self._on_transaction_ended, self._has_waiting_offsets)
@@ -91,6 +94,7 @@ class CoordinatorAgent:
             self._groups.offsets_partition_of,
             self._now_ms,
             lambda: self._groups.on_refused(NameBound.TRANSACTIONAL_IDS),
+            has_memory,
         )
         self._server = RequestServer(context.layout.coordinator_socket, self._poller, self._on_frame)
         verifies = box.flag("transaction.partition.verification.enable")

@@ -56,8 +56,10 @@ class CoordinatedGroups:
         now_ms: Callable[[], int],
         counters: Counters,
         rights: MemberRights | None = None,
+        has_memory: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`rights`: of members; None without an authorizer."""
+        """`rights`: of members; None without an authorizer. `has_memory`: false while nothing may grow."""
+        self._has_memory = has_memory
         self._box = box
         self._refused = {bound: counters.counter(f'coordinator.refused{{bound="{bound.value}"}}') for bound in NameBound}
         self._topic = topic
@@ -72,6 +74,7 @@ class CoordinatedGroups:
     def _make(self) -> GroupCoordinator:
         settings = group_settings(self._box, self._partition_count)
         coordinator = GroupCoordinator(self._topic, settings, new_member_id, self, self._legacy, self.on_refused)
+        coordinator.directory.has_memory = self._has_memory
         coordinator.begin(self._now_ms())
         self._topic.serve(coordinator)
         return coordinator

@@ -40,8 +40,10 @@ class CoordinatedTransactions:
         offsets_partition_of: Callable[[str], TopicPartition | None],
         now_ms: Callable[[], int],
         on_refused: Callable[[], None],
+        has_memory: Callable[[], bool] = lambda: True,
     ) -> None:
         """`on_refused` is called for each id beyond `max.transactional.ids`."""
+        self._has_memory = has_memory
         self._box = box
         self._on_refused = on_refused
         self._topic = topic
@@ -65,7 +67,7 @@ class CoordinatedTransactions:
             self._offsets_partition_of,
             self._now_ms,
         )
-        coordinator.ids.on_refused = self._on_refused
+        coordinator.ids.on_refused, coordinator.ids.has_memory = self._on_refused, self._has_memory
         self._topic.serve(coordinator)
         return coordinator
 

@@ -22,7 +22,7 @@ from appliance.client.address import Address
 from appliance.client.admin import create_topic
 from appliance.client.cluster import ClusterClient
 from appliance.cluster.metadata_image import read_image
-from appliance.protocol import consumer_group_apis
+from appliance.protocol import consumer_group_apis, group_apis
 from appliance.records.builder import BatchBuilder
 from lab import kio_adapter
 from lab.raw_client import METADATA, METADATA_VERSION
@@ -43,6 +43,7 @@ SETTINGS = {
     "max.groups": GROUPS_MAX,
     "max.transactional.ids": IDS_MAX,
     "group.max.size": 2,
+    "coordinator.heap.bytes": 64 * MIB,
     "group.consumer.regex.max": 8,
     "offsets.topic.num.partitions": 1,
     "transaction.state.log.num.partitions": 1,
@@ -186,6 +187,23 @@ def test_groups_by_commits_end_at_the_bound(box: RunningBox, stack: ExitStack) -
     codes = [client.commit(f"group-{number}", "syslog", 0) for number in range(GROUPS_MAX + 1)]
     assert codes[0] == 0 and codes[-1] == REFUSED and sorted(codes) == codes and codes.count(REFUSED) == refused(box, "coordinator", "groups")
     assert client.commit("group-0", "syslog", 1) == 0
+
+
+def test_members_and_offsets_end_at_the_memory_of_the_coordinator(box: RunningBox, stack: ExitStack) -> None:
+    """After the test above: the groups are there."""
+    client = stack.enter_context(closing(RawCoordination(box.kafka)))
+    question, metadata = group_apis.JOIN_GROUP_REQUEST, bytes(3 * MIB)
+    for number in range(1, 40):
+        joining = stack.enter_context(closing(RawCoordination(box.kafka)))
+        request = group_apis.JoinGroupRequest(f"group-{number}", 30_000, 30_000, "", None, "any", (group_apis.JoinGroupProtocol("any", metadata),))
+        joining.send(question.api.key, 3, question.encode(3, request))
+        eventually(lambda: client.committed("group-0", "syslog")[0] == 0, "the coordinator answers")
+        if refused(box, "coordinator", "memory"):
+            break
+    assert refused(box, "coordinator", "memory") and number <= 22, "a member has 3 MiB, the coordinator 64"
+    image = read_image(box.layout.image_file)
+    assert image is not None
+    assert client.commit("group-0", max(image.topics, key=len), 0) == REFUSED and client.commit("group-0", "syslog", 2) == 0
 
 
 def test_the_size_of_zookeepers_tree_is_known(box: RunningBox) -> None:

@@ -10,6 +10,7 @@ offsets.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from appliance.base.errors import ErrorCode
 from appliance.cluster.state_log import LoadedRecord
@@ -32,7 +33,7 @@ from services.coordinator.groups.consumer_migration import Downgrade, may_upgrad
 from services.coordinator.groups.consumer_records import PartitionLoad
 from services.coordinator.groups.consumer_topic_regex import TopicRegexes
 from services.coordinator.groups.consumer_turns import Farewell, Refusal
-from services.coordinator.groups.group import Group, GroupState
+from services.coordinator.groups.group import Group, GroupState, bytes_of
 from services.coordinator.groups.group_directory import GroupDirectory, HostedGroup
 from services.coordinator.groups.group_log import GroupLog, Replies
 from services.coordinator.groups.group_records import group_tombstone
@@ -88,6 +89,10 @@ class ConsumerGroups:
         if request.member_epoch < JOIN:
             membership.turns.submit(MemberLeave(request, self._replies, reply, again), now_ms)
             return
+        growth = _growth(membership.group, request.member_id, request.instance_id, sum(map(len, request.subscribed_topic_names or ())))
+        if not self._directory.may_grow(growth):
+            self._replies.say(reply, refused_heartbeat(Refusal(ErrorCode.GROUP_MAX_SIZE_REACHED, NO_MEMORY)))
+            return
         named = request if request.member_id else request._replace(member_id=self._new_member_id())
         operation = MemberHeartbeat(named, client, self._settings, membership.deadlines, self._replies, reply, again)
         membership.turns.submit(operation, now_ms)
@@ -140,6 +145,10 @@ class ConsumerGroups:
         if not settings.group_min_session_timeout_ms <= request.session_timeout_ms <= settings.group_max_session_timeout_ms:
             self._replies.say(reply, JoinGroupResponse(error_code=ErrorCode.INVALID_SESSION_TIMEOUT, member_id=request.member_id))
             return
+        growth = _growth(membership.group, request.member_id, request.group_instance_id, bytes_of(request.protocols))
+        if not self._directory.may_grow(growth):
+            self._replies.say(reply, JoinGroupResponse(error_code=ErrorCode.GROUP_MAX_SIZE_REACHED, member_id=request.member_id))
+            return
         new_id = "" if request.member_id else self._new_member_id()
         operation = ClassicJoin(request, version, new_id, client, settings, self._topics, membership.deadlines, self._replies, reply, again)
         membership.turns.submit(operation, now_ms)
@@ -182,6 +191,18 @@ class ConsumerGroups:
 
     def stop_load(self, partition: int) -> None:
         self._loads.pop(partition, None)
+
+
+NO_MEMORY: Final = "The coordinator uses as much memory as coordinator.heap.bytes allows."
+
+
+def _growth(group: ConsumerGroup, member_id: str, instance_id: str | None, subscription_bytes: int) -> int:
+    """Return how many bytes a request adds to the subscription of its member; 1 more for a new member."""
+    member = group.members.get(member_id) or (group.instance(instance_id) if instance_id is not None else None)
+    if member is None:
+        return subscription_bytes + 1
+    classic = member.wish.classic
+    return subscription_bytes - (sum(map(len, member.wish.topics)) if classic is None else bytes_of(classic.protocols))
 
 
 def end_membership(hosted: HostedGroup, error: ErrorCode) -> None:

@@ -7,7 +7,7 @@ commits stays until the next check for expired offsets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from appliance.base.errors import ErrorCode
 from appliance.base.invariants import check
@@ -45,6 +45,8 @@ class GroupDirectory:
         self._partitions = partitions
         self._groups_max = groups_max
         self.on_refused = on_refused
+        self.has_memory: Callable[[], bool] = lambda: True
+        """False while nothing may grow."""
         self._loading: set[int] = set()
         self._active: dict[int, dict[str, HostedGroup]] = {}
         self._groups: dict[str, HostedGroup] = {}
@@ -77,8 +79,17 @@ class GroupDirectory:
             if may_create and len(self._groups) >= self._groups_max:
                 self.on_refused(NameBound.GROUPS)
                 return ErrorCode.POLICY_VIOLATION
+            if may_create and not self.may_grow(1):
+                return ErrorCode.POLICY_VIOLATION
             return ErrorCode.NONE
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if partition in self._loading else ErrorCode.NOT_COORDINATOR
+
+    def may_grow(self, growth: int) -> bool:
+        """Return whether a group may have so many bytes more; a refusal is counted."""
+        if growth <= 0 or self.has_memory():
+            return True
+        self.on_refused(NameBound.MEMORY)
+        return False
 
     def find(self, group_id: str) -> HostedGroup | None:
         return self._groups.get(group_id)

@@ -103,8 +103,8 @@ class Joining:
     def _has_memory(self, group: Group, request: JoinGroupRequest) -> bool:
         """Whether the metadata of all members stays below the bound. A member that joins again replaces its own."""
         former = group.members.get(request.member_id or group.static_members.get(request.group_instance_id or "", ""))
-        replaced_bytes = bytes_of(former.protocols) if former is not None else 0
-        return group.metadata_bytes - replaced_bytes + bytes_of(request.protocols) <= METADATA_BYTES_MAX
+        growth = bytes_of(request.protocols) - (bytes_of(former.protocols) if former is not None else 0)
+        return group.metadata_bytes + growth <= METADATA_BYTES_MAX and self._directory.may_grow(growth + (former is None))
 
     def _remove_refused(self, group: Group, member_id: str) -> None:
         self._rebalances.forget_pending(group, member_id)

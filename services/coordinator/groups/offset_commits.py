@@ -86,6 +86,8 @@ class OffsetCommits:
         is_legacy = version == LEGACY_VERSION
         unknown_only = not offsets and ErrorCode.OFFSET_METADATA_TOO_LARGE not in errors.values()
         hosted, error = (None, ErrorCode.NONE) if is_legacy or unknown_only else self._admit(request, version, now_ms)
+        if hosted is not None and error is ErrorCode.NONE:
+            self._refuse_growth(hosted.offsets.find, offsets, errors)
         if error is not ErrorCode.NONE:
             errors = {place: error if known_as is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else known_as for place, known_as in errors.items()}
         if error is not ErrorCode.NONE or not offsets:
@@ -162,6 +164,10 @@ class OffsetCommits:
             self._replies.say(reply, TxnOffsetCommitResponse(topics=_results(request.topics, errors)))
             return
         hosted = self._directory.host(request.group_id, now_ms)
+        self._refuse_growth(partial(hosted.offsets.find_pending, request.producer_id), offsets, errors)
+        if not offsets:
+            self._replies.say(reply, TxnOffsetCommitResponse(topics=_results(request.topics, errors)))
+            return
         append = hosted.offsets.begin_transactional(request.producer_id, offsets)
         self._directory.note_transaction(hosted, request.producer_id)
 
@@ -186,6 +192,16 @@ class OffsetCommits:
         return membership.commit_problem(request.member_id, request.group_instance_id, request.generation_id, True, version)
 
     # ---- what both have
+
+    def _refuse_growth(self, find: Callable[[TopicPartition], OffsetCommitValue | None], offsets: Offsets, errors: dict[TopicPartition, ErrorCode]) -> None:
+        """Take out of `offsets` what needs more memory than its group may have; `find` what it replaces."""
+        if self._directory.has_memory():
+            return
+        for place, value in list(offsets.items()):
+            former = find(place)
+            if not self._directory.may_grow(1 if former is None else len(value.metadata) - len(former.metadata)):
+                del offsets[place]
+                errors[place] = ErrorCode.POLICY_VIOLATION
 
     def _problems(self, topics: Iterable[CommitTopic]) -> dict[TopicPartition, ErrorCode]:
         """Why each partition cannot be committed, or NONE."""

@@ -58,6 +58,11 @@ class GroupOffsets:
         entry = self._committed.get(partition)
         return entry.value if entry is not None else None
 
+    def find_pending(self, producer_id: ProducerId, partition: TopicPartition) -> OffsetCommitValue | None:
+        """Return what the producer's transaction says so far."""
+        entry = self._transactions.get(producer_id, {}).get(partition)
+        return entry.value if entry is not None else None
+
     def is_unstable(self, partition: TopicPartition) -> bool:
         """Whether a commit is undecided that may change what `find` says."""
         return partition in self._unstable

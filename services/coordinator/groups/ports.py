@@ -61,6 +61,8 @@ class NameBound(Enum):
     MEMBERS = "members"
     REGEXES = "regexes"
     TRANSACTIONAL_IDS = "transactional_ids"
+    MEMORY = "memory"
+    """Anything that grows, while the coordinator is above `coordinator.heap.bytes`."""
 
 
 OnRefused = Callable[[NameBound], None]

@@ -62,6 +62,9 @@ _FENCED_SINCE = 2
 _BETWEEN_BROKERS_SINCE = 4
 _SECOND_PROTOCOL_END_SINCE = 5
 
+FEW_PARTITIONS = 16
+"""A transaction may have so many whatever memory there is: producers that are there go on."""
+
 Response = TypeVar("Response")
 Reply = Callable[[Response], None]
 OnVerified = Callable[[dict[TopicPartition, ErrorCode]], None]
@@ -278,10 +281,11 @@ class TransactionCoordinator:
             transactional = self._transaction_of(name, producer_id, producer_epoch)
             if transactional.pending is not None:
                 raise RequestRefused(ErrorCode.CONCURRENT_TRANSACTIONS, f"a change of {name} is being appended")
+            current = transactional.current
+            self.ids.require_memory(len(partitions - current.partitions) if len(current.partitions) + len(partitions) > FEW_PARTITIONS else 0)
         except RequestRefused as refused:
             on_done(refused.code)
             return
-        current = transactional.current
         if current.state is TransactionState.ONGOING and partitions <= current.partitions:
             on_done(ErrorCode.NONE)
             return

@@ -64,6 +64,8 @@ class TransactionalIds:
         self._ids_max = settings.max_transactional_ids
         self.on_refused: Callable[[], None] = lambda: None
         """Called for each id beyond `max.transactional.ids`."""
+        self.has_memory: Callable[[], bool] = lambda: True
+        """False while nothing may grow (`coordinator.heap.bytes`)."""
         self._partitions: dict[int, _Partition] = {}
 
     # -- tenures
@@ -110,14 +112,20 @@ class TransactionalIds:
     def add(self, name: str, first: Transaction) -> TransactionalId:
         """Add a new id; it is in the log with its first change.
 
-        Raises `RequestRefused` beyond `max.transactional.ids`; those in the log are loaded, whatever the bound.
+        Raises `RequestRefused` beyond `max.transactional.ids`, or without memory; those in the log are loaded, whatever the bound.
         """
+        self.require_memory(1)
         count = sum(len(partition.by_name) for partition in self._partitions.values())
         if count >= self._ids_max:
             self.on_refused()
             raise RequestRefused(ErrorCode.POLICY_VIOLATION, f"this box has {count} transactional ids, and max.transactional.ids is {self._ids_max}")
         found = self._loaded(name).by_name[name] = TransactionalId(name, first)
         return found
+
+    def require_memory(self, growth: int) -> None:
+        """Raise `RequestRefused` if a transactional id may not have more than it has."""
+        if growth > 0 and not self.has_memory():
+            raise RequestRefused(ErrorCode.POLICY_VIOLATION, "the coordinator uses as much memory as coordinator.heap.bytes allows")
 
     def _loaded(self, name: str) -> _Partition:
         partition = self._partitions.get(self.partition_of(name))

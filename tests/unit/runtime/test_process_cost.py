@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 from collections.abc import Iterator
@@ -9,7 +10,17 @@ from collections.abc import Iterator
 import pytest
 
 from appliance.base.layout import BoxLayout
-from appliance.runtime.process_cost import COST_NS, PSS_AFTER_NS, CostReport, published_cost, read_cost, read_pss_bytes
+from appliance.runtime.process_cost import (
+    COST_NS,
+    HEAP_LOOK_NS,
+    PSS_AFTER_NS,
+    CostReport,
+    HeapBound,
+    published_cost,
+    read_cost,
+    read_private_bytes,
+    read_pss_bytes,
+)
 from appliance.shm.counters import Counters, read_counters
 from lab.running_box import eventually
 from lab.scratch_layout import scratch_layout
@@ -83,3 +94,23 @@ def test_the_figures_of_an_incarnation_are_its_own(layout: BoxLayout) -> None:
     CostReport(second).turn(COST_NS)
     assert published_cost({label: second.counter(label).value for label in second.labels()})[1] is None
     second.close()
+
+
+def test_what_a_process_allocates_is_private_and_what_it_shares_is_not() -> None:
+    before = read_private_bytes()
+    with mmap.mmap(-1, 64 << 20) as shared:
+        for position in range(0, len(shared), mmap.PAGESIZE):
+            shared[position] = 1
+        assert read_private_bytes() - before < 16 << 20
+    held = bytearray(64 << 20)
+    assert len(held) == 64 << 20 and read_private_bytes() - before > 48 << 20
+
+
+def test_a_bound_of_the_heap_is_looked_at_now_and_then() -> None:
+    now_ns, used = [0], [10]
+    bound = HeapBound(100, lambda: now_ns[0], lambda: used[0])
+    assert bound.has_room()
+    used[0] = 100
+    assert bound.has_room()
+    now_ns[0] = HEAP_LOOK_NS
+    assert not bound.has_room()

@@ -339,3 +339,13 @@ def test_a_static_member_may_repeat_its_join() -> None:
     first = world.told("a", instance_id="one")
     again = world.told("a", instance_id="one")
     assert again.error_code == 0 and world.places(again) == world.places(first) == EVERYTHING
+
+
+def test_without_memory_no_member_comes_and_none_subscribes_to_more() -> None:
+    world = ConsumerWorld()
+    epoch = world.told("a").member_epoch
+    world.coordinator.directory.has_memory = lambda: False
+    for told in (world.beat("b"), world.beat("a", epoch, topics=["syslog", "more"], owned=())):
+        assert told.only.error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert world.refused == [NameBound.MEMORY] * 2
+    assert world.told("a", epoch, topics=["syslog"], owned=()).error_code == world.told("a").error_code == ErrorCode.NONE

@@ -6,6 +6,7 @@ import pytest
 
 from appliance.base.errors import ErrorCode
 from appliance.protocol.group_apis import JoinGroupProtocol
+from appliance.protocol.group_offset_apis import OffsetCommitPartition
 from services.coordinator.groups.joining import METADATA_BYTES_MAX
 from services.coordinator.groups.member import ClientIdentity
 from services.coordinator.groups.ports import NameBound
@@ -291,3 +292,28 @@ def test_ids_that_no_member_joins_with_count_against_the_size_of_the_group() -> 
     assert world.refused == [NameBound.MEMBERS]
     world.pass_ms(10_000)
     assert world.join().error is ErrorCode.MEMBER_ID_REQUIRED
+
+
+def test_without_memory_nothing_grows_and_what_is_there_goes_on() -> None:
+    world = World()
+    (leader, other), generation_id = world.stable_group(2)
+    world.commit({("syslog", 0): OffsetCommitPartition(0, 1, metadata="note")}, group="known")
+    world.settle()
+    world.coordinator.directory.has_memory = lambda: False
+    assert world.join().error is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert world.join(group="new").error is ErrorCode.POLICY_VIOLATION
+    told = [
+        world.commit({("syslog", 0): OffsetCommitPartition(0, 2, metadata="longer"), ("syslog", 1): 1}, group="known"),
+        world.commit({("syslog", 0): 1}, group="new"),
+        world.txn_commit(7, {("syslog", 0): 1}, group="known"),
+    ]
+    codes = [each.error_code for answer in told for topic in answer.only.topics for each in topic.partitions]
+    assert codes == [ErrorCode.POLICY_VIOLATION] * 4 and not world.log.waiting
+    assert world.refused.count(NameBound.MEMORY) == 6
+
+    assert world.heartbeat(other, generation_id) is ErrorCode.NONE
+    world.commit({("syslog", 0): OffsetCommitPartition(0, 3, metadata="as l")}, group="known")
+    again = [world.join(leader), world.join(other)]
+    world.settle()
+    assert world.offsets("known") == {("syslog", 0): 3} and [each.error for each in again] == [ErrorCode.NONE] * 2
+    assert world.refused.count(NameBound.MEMORY) == 6

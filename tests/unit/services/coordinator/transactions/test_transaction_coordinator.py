@@ -10,6 +10,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
 from appliance.protocol.transaction_apis import DescribeTransactionsRequest, InitProducerIdRequest, InitProducerIdResponse, ListTransactionsRequest
 from services.coordinator.transactions.transaction import LARGEST_EPOCH, TransactionSettings, TransactionState
+from services.coordinator.transactions.transaction_coordinator import FEW_PARTITIONS
 from tests.unit.services.coordinator.transactions.coordination_support import CoordinatedProducers
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -474,3 +475,16 @@ def test_a_further_transactional_id_is_refused_and_those_in_the_log_are_served()
     producers.settings = TransactionSettings(max_transactional_ids=1)
     producers.start()
     assert [producers.init(name)[0] for name in ("a", "b", "c")] == [0, 0, ErrorCode.POLICY_VIOLATION]
+
+
+def test_without_memory_no_transactional_id_comes_and_no_transaction_grows_large() -> None:
+    producers = CoordinatedProducers()
+    _, producer_id, producer_epoch = producers.init("a")
+    producers.coordinator.ids.has_memory = lambda: False
+    assert producers.init("b")[0] is ErrorCode.POLICY_VIOLATION
+    codes: list[ErrorCode] = []
+    for count in (FEW_PARTITIONS, FEW_PARTITIONS + 1):
+        places = frozenset(TopicPartition("t", number) for number in range(count))
+        producers.coordinator.extend("a", producer_id, producer_epoch, places, 0, lambda told: codes.extend(set(told.values())))
+        producers.settle()
+    assert codes == [ErrorCode.NONE, ErrorCode.POLICY_VIOLATION]
