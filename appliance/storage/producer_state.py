@@ -30,6 +30,10 @@ from appliance.storage.verification import NeedsVerification, Offer, Verificatio
 REMEMBERED_BATCHES = 5
 PRODUCER_EXPIRATION_MS = 86_400_000
 LARGEST_SEQUENCE = 2**31 - 1
+PRODUCERS_MAX = 50_000
+"""Producers that a log remembers, 0.5 KB each. A client may write under any number of producer ids."""
+KEPT_SHARE = 0.75
+"""What is left of them when there are too many, so that it takes a while until there are again."""
 
 _SNAPSHOT_HEADER = Struct(">hIi")
 _SNAPSHOT_ENTRY = Struct(">qhiqiqiq")
@@ -180,6 +184,8 @@ class ProducerState:
             self._ended += staging.ended
             self._note_open(staging.changes)
             staging.end_verifications()
+        if len(self._entries) > PRODUCERS_MAX:
+            self.keep_newest(int(PRODUCERS_MAX * KEPT_SHARE))
 
     def _note_open(self, changes: dict[ProducerId, ProducerEntry]) -> None:
         opened = []
@@ -233,6 +239,19 @@ class ProducerState:
             for producer_id, entry in self._entries.items()
             if entry.transaction_first_offset >= 0 or now_ms - entry.timestamp < expiration_ms
         }
+
+    def keep_newest(self, count: int) -> None:
+        """Forget the producers that wrote longest ago, as if they had expired, until `count` are left.
+        Those with an open transaction stay. Takes about 1 µs for each producer.
+        """
+        idle = [
+            (entry.batches[-1].last_offset if entry.batches else NO_OFFSET, producer_id)
+            for producer_id, entry in self._entries.items()
+            if entry.transaction_first_offset < 0
+        ]
+        idle.sort()
+        for _, producer_id in idle[: max(0, len(self._entries) - count)]:
+            del self._entries[producer_id]
 
     def clear(self) -> None:
         """Forget everything."""

@@ -42,6 +42,9 @@ class Offer(NamedTuple):
     """Of a marker: its producer epoch is larger than that of its transaction's batches."""
 
 
+GUARDS_MAX = 10_000
+"""Beyond them a log forgets the oldest: a client may ask for any number of producer ids."""
+
 FIRST_OFFER = Offer(0, False)
 RAISED_EPOCH = Offer(0, False, raises_epoch=True)
 
@@ -108,6 +111,9 @@ class Verifications:
     def _begin(self, producer_id: ProducerId, producer_epoch: int, base_sequence: int, adds_partition: bool, now_ms: int) -> int:
         found = self._by_producer.get(producer_id)
         if found is None or found.producer_epoch < producer_epoch:
+            self._by_producer.pop(producer_id, None)  # the new guard is the youngest
+            if len(self._by_producer) >= GUARDS_MAX:
+                del self._by_producer[next(iter(self._by_producer))]
             found = _Verification(self._next_guard, producer_epoch, base_sequence, adds_partition, now_ms)
             self._next_guard += 1
         elif found.producer_epoch == producer_epoch and base_sequence < found.lowest_sequence:

@@ -19,7 +19,7 @@ from appliance.storage.checkpoints import HIGH_WATERMARKS, LOG_START_OFFSETS, RE
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
 from appliance.storage.log_directory import LogDirectory
-from appliance.storage.producer_state import PRODUCER_EXPIRATION_MS
+from appliance.storage.producer_state import KEPT_SHARE, PRODUCER_EXPIRATION_MS
 from appliance.storage.recovery import CLEAN, Recovery, Unclean
 from services.log_writer.replicas.replica import Replica, ReplicationTerms
 
@@ -30,6 +30,9 @@ class ProducerSettings(NamedTuple):
     expiration_ms: int = PRODUCER_EXPIRATION_MS
     verifies_transactions: bool = True
 
+
+DISK_PRODUCERS_MAX = 200_000
+"""Producers that all logs of a disk remember together, about 100 MB."""
 
 KAFKAS = ProducerSettings()
 """Kafka's defaults."""
@@ -57,6 +60,8 @@ class Replicas:
         """The one of them that is recovered now."""
         self.damaged: list[Replica] = []
         """Those that lacked offsets when they were opened, or later."""
+        self._producers_opened = 0
+        """Producers of logs that were opened since the last `shed_producers`."""
 
     def __len__(self) -> int:
         return len(self.by_row)
@@ -122,7 +127,25 @@ class Replicas:
             raise
         self.by_row[replica.row] = replica
         self._by_identity[(log.topic_id, log.topic_partition.partition)] = replica
+        self._producers_opened += len(log.producers)
+        if self._producers_opened > DISK_PRODUCERS_MAX // 4:
+            self.shed_producers()
         return replica
+
+    def shed_producers(self) -> None:
+        """Let the logs with the most producers forget some, while all logs together have more than `DISK_PRODUCERS_MAX`."""
+        self._producers_opened = 0
+        states = [replica.log.producers for replica in self.by_row.values()]
+        total = sum(map(len, states))
+        if total <= DISK_PRODUCERS_MAX:
+            return
+        states.sort(key=len)
+        share = DISK_PRODUCERS_MAX
+        for number, state in enumerate(states):  # the smallest first: what they leave is for the others
+            fair = share // (len(states) - number)
+            if len(state) > fair:
+                state.keep_newest(int(fair * KEPT_SHARE))
+            share -= min(len(state), fair)
 
     def create(self, topic_partition: TopicPartition, topic_id: TopicId, config: Mapping[str, str]) -> Replica:
         """Make directory and log of a new partition; the same topic id again changes nothing.
@@ -262,10 +285,11 @@ def _not_yet(topic_partition: TopicPartition) -> RequestRefused:
 
 SWEEP_NS = 600_000_000_000
 PARTITIONS_A_TURN = 200
+SHED_NS = 1_000_000_000
 
 
 class ProducerUpkeep:
-    """Lets every log of a disk forget silent producers (`producer.id.expiration.ms`).
+    """Lets every log of a disk forget silent producers (`producer.id.expiration.ms`), and the oldest of too many.
 
     `turn` is called about every second. A sweep starts every ten minutes, as in Kafka, and handles
     a bounded number of partitions a turn. Weak spot: a partition with tens of thousands of
@@ -276,9 +300,13 @@ class ProducerUpkeep:
         self._partitions = partitions
         self._clock = clock
         self._next_sweep_ns = clock.monotonic_ns() + SWEEP_NS
+        self._next_shed_ns = 0
         self._waiting: list[Replica] = []
 
     def turn(self, now_ns: int) -> None:
+        if now_ns >= self._next_shed_ns:
+            self._next_shed_ns = now_ns + SHED_NS
+            self._partitions.shed_producers()
         if not self._waiting and now_ns >= self._next_sweep_ns:
             self._next_sweep_ns = now_ns + SWEEP_NS
             self._waiting = list(self._partitions.by_row.values())

@@ -8,12 +8,15 @@ import pytest
 
 from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode
+from appliance.base.model import Offset, ProducerId
+from appliance.records.batch import TRANSACTIONAL_FLAG
 from appliance.records.crc32c import crc32c
 from appliance.storage.append_plan import RefusedBatch
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
-from appliance.storage.producer_state import BrokenSnapshot, ProducerState, advance_sequence
+from appliance.storage.producer_state import KEPT_SHARE, PRODUCERS_MAX, BrokenSnapshot, ProducerState, advance_sequence
 from appliance.storage.recovery import CLEAN, Recovery, SameBoot, Unclean
+from appliance.storage.verification import GUARDS_MAX, Verifications
 from tests.unit.storage.storage_support import NAME, NOW_MS, SMALL, TOPIC_ID, batch, open_log, stored_bytes
 
 GAP = RefusedBatch(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
@@ -180,3 +183,35 @@ def test_a_producer_of_old_records_is_known_after_a_death_that_no_snapshot_saw(t
     log = Log.open(str(tmp_path), NAME, TOPIC_ID, SMALL, ManualClock(NOW_MS + 10_000), recovery, producer_expiration_ms=1_000)
     assert (send(log, 0) == answer) == (not is_closed) and log.log_end_offset == 1 + is_closed
     log.close()
+
+
+def remembering(count: int, first_offset: int = 0) -> ProducerState:
+    state = ProducerState()
+    for number in range(count):
+        staging = state.stage()
+        staging.replay_batch(ProducerId(number), 0, 0, Offset(first_offset + number), Offset(first_offset + number), NOW_MS, 0, None)
+        state.apply(staging)
+    return state
+
+
+def test_of_too_many_producers_those_that_wrote_longest_ago_are_forgotten() -> None:
+    state = remembering(PRODUCERS_MAX)
+    staging = state.stage()
+    staging.replay_batch(ProducerId(0), 0, 1, Offset(PRODUCERS_MAX), Offset(PRODUCERS_MAX), NOW_MS, 0, None)
+    staging.replay_batch(ProducerId(1), 0, 1, Offset(PRODUCERS_MAX + 1), Offset(PRODUCERS_MAX + 1), NOW_MS, TRANSACTIONAL_FLAG, None)
+    state.apply(staging)
+    assert len(state) == PRODUCERS_MAX
+    staging = state.stage()
+    staging.replay_batch(ProducerId(-2 % 2**63), 0, 0, Offset(PRODUCERS_MAX + 2), Offset(PRODUCERS_MAX + 2), NOW_MS, 0, None)
+    state.apply(staging)
+    assert len(state) == PRODUCERS_MAX * KEPT_SHARE
+    assert state.entry(ProducerId(0)) is not None and state.entry(ProducerId(2)) is None and state.entry(ProducerId(PRODUCERS_MAX - 1)) is not None
+    state.keep_newest(0)
+    assert [producer_id for producer_id, _ in state.snapshot()] == [1] and state.is_undecided, "an open transaction stays"
+
+
+def test_guards_of_made_up_producers_end_at_a_bound() -> None:
+    verifications = Verifications()
+    guards = [verifications.begin(ProducerId(number), 0, NOW_MS) for number in range(GUARDS_MAX + 1)]
+    assert len(verifications) == GUARDS_MAX
+    assert not verifications.is_good(ProducerId(0), 0, guards[0]) and verifications.is_good(ProducerId(GUARDS_MAX), 0, guards[-1])
