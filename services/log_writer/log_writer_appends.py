@@ -41,7 +41,7 @@ from appliance.ipc.descriptors import (
     VERIFIED_FLAG,
     DescriptorKind,
 )
-from appliance.records.batch import ATTRIBUTES_AT, CONTROL_FLAG, PRODUCER_ID_AT, RECORDS_AT
+from appliance.records.batch import ATTRIBUTES_AT, CONTROL_FLAG, PRODUCER_ID_AT, RECORDS_AT, stored_batch_problem
 from appliance.records.control_batch import EndTransactionMarker, build_end_transaction_batch
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import APPEND_SINCE_WORD, FENCE_WORD, ROLE_LEADER, ROLE_OFFLINE
@@ -60,7 +60,6 @@ _MARKER = int(DescriptorKind.TRANSACTION_MARKER)
 APPENDS = (_PRODUCE, _MARKER)
 _OFFER_FLAGS = ADDS_PARTITION_FLAG | COORDINATOR_FLAG
 _RECORDS_MAX = (1 << 31) - 1
-_COORDINATORS_TOPICS = INTERNAL_TOPICS - {AUDIT_TOPIC}  # acceptors write the audit
 _COORDINATORS_FLAGS = COORDINATOR_FLAG | VERIFIED_FLAG
 """No Kafka client causes them, so processes that face the network may not set them."""
 
@@ -122,14 +121,15 @@ class LogWriterAppends:
         admitted: list[Work] = []
         batches: list[memoryview] = []
         offers: dict[int, Offer] = {}
-        is_coordinators = replica is not None and replica.topic_partition.topic in _COORDINATORS_TOPICS
+        is_internal = replica is not None and replica.topic_partition.topic in INTERNAL_TOPICS
+        is_audit = is_internal and replica is not None and replica.topic_partition.topic == AUDIT_TOPIC  # acceptors write it
         for work in group:
             channel, entry = work
             code = self.refusal(replica, entry)
             if code:
                 answer(channel, entry, code)
                 continue
-            if is_coordinators and not (channel.is_coordinator or (self._has_neighbours and entry[KIND] == _MARKER)):
+            if is_internal and not is_audit and not (channel.is_coordinator or (self._has_neighbours and entry[KIND] == _MARKER)):
                 answer(channel, entry, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)  # markers of other boxes' coordinators come by an acceptor
                 continue
             if entry[KIND] == _MARKER:
@@ -151,8 +151,14 @@ class LogWriterAppends:
             if channel.is_restricted and channel.memory[position + ATTRIBUTES_AT + 1] & CONTROL_FLAG:
                 answer(channel, entry, ErrorCode.INVALID_RECORD)
                 continue
+            batch = channel.memory[position : position + length]
+            if is_audit and channel.is_restricted:
+                batch = memoryview(bytearray(batch))  # behind a damaged batch, recovery would cut off what others have written
+                if stored_batch_problem(batch, 0, length) is not None:
+                    answer(channel, entry, ErrorCode.CORRUPT_MESSAGE)
+                    continue
             admitted.append(work)
-            batches.append(channel.memory[position : position + length])
+            batches.append(batch)
         if replica is None or not admitted:
             return
         words = self._words

@@ -6,6 +6,7 @@ import array
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -13,15 +14,31 @@ from typing import Any
 import pytest
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import AUDIT_TOPIC, ProducerId
 from appliance.ipc import channel_acceptor
 from appliance.ipc.descriptors import DESCRIPTOR, DescriptorKind
 from appliance.ipc.frames import HEADER
 from appliance.ipc.proxies import LogWriterProxies
-from appliance.records.batch import ATTRIBUTES_AT, CONTROL_FLAG, RECORDS_AT
+from appliance.records.batch import (
+    ATTRIBUTES_AT,
+    BASE_OFFSET_AT,
+    BATCH_LENGTH_AT,
+    CONTROL_FLAG,
+    LAST_OFFSET_DELTA_AT,
+    MAGIC_AT,
+    MAX_TIMESTAMP_AT,
+    PRODUCER_ID_AT,
+    RECORDS_AT,
+    stored_batch_problem,
+)
 from appliance.records.builder import BatchBuilder
 from appliance.shm.ring import DESCRIPTOR_TAIL_WORD, RINGS_POSITION
+from appliance.storage import file_io, producer_state
+from appliance.storage import log as log_module
 from lab.scratch_layout import open_descriptors, scratch_layout
+from services.log_writer.replicas import replicas_of_disk
 from tests.support.real_log_writer import DISK, TOPIC_ID, RealLogWriter
+from tests.unit.storage.storage_support import batch
 
 LARGEST = (1 << 64) - 1
 HOSTILE = "acceptor@0"
@@ -171,6 +188,106 @@ def test_a_control_batch_of_a_client_is_refused(writer: RealLogWriter) -> None:
     while not writer.answers[2:]:
         writer.turn()
     assert writer.codes("produce") == [ErrorCode.INVALID_RECORD]
+
+
+CHANGES = {
+    "a base offset": (BASE_OFFSET_AT, bytes([0x7F] * 8)),
+    "a longer batch": (BATCH_LENGTH_AT, bytes([0x7F, 0xFF, 0xFF, 0xFF])),
+    "a negative length": (BATCH_LENGTH_AT, bytes([0xFF] * 4)),
+    "another magic": (MAGIC_AT, b"\x01"),
+    "a control batch": (ATTRIBUTES_AT, b"\x00\x30"),
+    "a compressed control batch": (ATTRIBUTES_AT, b"\x00\x34"),
+    "more offsets": (LAST_OFFSET_DELTA_AT, bytes([0x7F, 0xFF, 0xFF, 0xFF])),
+    "fewer than no offsets": (LAST_OFFSET_DELTA_AT, bytes([0xFF] * 4)),
+    "a late record": (MAX_TIMESTAMP_AT, bytes([0x7F] * 8)),
+    "a producer": (PRODUCER_ID_AT, bytes([0x7F] * 14)),
+    "everything": (0, bytes([0xA5] * RECORDS_AT)),
+}
+
+
+@pytest.mark.parametrize("moment", ["plan_append", "write_all"])
+def test_a_batch_that_its_source_changes_while_it_is_appended_harms_no_other_log(moment: str, tmp_path: Path) -> None:
+    """Nor records that were in the log before it. Its own partition has a batch that does not match its checksum, as without a race."""
+    with scratch_layout() as layout:
+        writer = RealLogWriter(layout, tmp_path, 1)
+        writer.recover()
+        controller, other = writer.source("controller"), len(CHANGES)
+        for partition in range(other + 1):
+            writer.create(controller, partition)
+            writer.lead(controller, partition)
+        hostile = _taken_over(writer)
+        for partition in range(other + 1):
+            writer.produce(hostile, partition, _batch())
+        _settle(writer, 3 * (other + 1))
+        module = log_module if moment == "plan_append" else file_io
+        original = getattr(module, moment)
+        for partition, (position, content) in enumerate(CHANGES.values()):
+            at = writer.produce(hostile, partition, _batch()) + position
+
+            def changed(*given: Any, at: int = at, content: bytes = content) -> Any:
+                hostile.source.arena.memory[at : at + len(content)] = content
+                return original(*given)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(module, moment, changed)
+                _settle(writer, len(writer.answers) + 1)
+            for again in (other, partition):
+                writer.produce(hostile, again, _batch())
+            _settle(writer, len(writer.answers) + 2)
+        produced = [(partition, code) for _, (verb, partition), code in writer.answers if verb == "produce"]
+        assert [code for partition, code in produced if partition == other] == [0] * (1 + len(CHANGES))
+        assert [code for partition, code in produced if partition != other][:other] == [0] * other
+        writer.die()
+        next_one = RealLogWriter(layout, tmp_path, 2)
+        next_one.recover()
+        ends = [hosted.log.log_end_offset for partition in range(other + 1) if (hosted := next_one.agent.partitions.find(TOPIC_ID, partition)) is not None]
+        assert len(ends) == other + 1 and min(ends) >= 1 and ends[other] == 1 + len(CHANGES)
+        next_one.stop()
+
+
+def test_what_a_taken_over_acceptor_writes_into_the_audit_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a damaged batch recovery cuts a log, and what other acceptors have written."""
+    with contextmanager(_led)(tmp_path, AUDIT_TOPIC) as writer:
+        hostile = _taken_over(writer)
+        damaged = bytearray(_batch())
+        damaged[-1] ^= 1
+        writer.produce(hostile, 0, bytes(damaged))
+        _settle(writer, 3)
+        assert writer.codes("produce") == [ErrorCode.CORRUPT_MESSAGE]
+        at, original = writer.produce(hostile, 0, _batch()), log_module.plan_append
+
+        def changed(*given: Any) -> Any:
+            hostile.source.arena.memory[at : at + RECORDS_AT] = bytes(RECORDS_AT)
+            return original(*given)
+
+        monkeypatch.setattr(log_module, "plan_append", changed)
+        _settle(writer, 4)
+        hosted = writer.agent.partitions.find(TOPIC_ID, 0)
+        assert hosted is not None and writer.codes("produce")[1:] == [0]
+        content = Path(hosted.log.directory, f"{0:020}.log").read_bytes()
+        assert stored_batch_problem(content, 0, len(content)) is None
+
+
+def _settle(writer: RealLogWriter, answers: int) -> None:
+    while len(writer.answers) < answers:
+        for source in writer.sources.values():
+            source.flush()
+        writer.turn()
+
+
+def test_producers_without_number_are_no_memory_of_the_log_writer(writer: RealLogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any client may write under any producer id."""
+    monkeypatch.setattr(producer_state, "PRODUCERS_MAX", 40)
+    source, hosted = writer.source("acceptor@1"), writer.agent.partitions.find(TOPIC_ID, 0)
+    assert hosted is not None
+    for producer_id in range(100):
+        writer.produce(source, 0, bytes(batch(b"x", producer=(producer_id, 0, 0))))
+    _settle(writer, 102)
+    assert writer.codes("produce") == [0] * 100 and 30 <= len(hosted.log.producers) <= 40
+    assert hosted.log.producers.entry(ProducerId(99)) is not None
+    monkeypatch.setattr(replicas_of_disk, "DISK_PRODUCERS_MAX", 10)
+    writer.seconds(2)
+    assert len(hosted.log.producers) <= 10
 
 
 @pytest.mark.parametrize("name", [HOSTILE, "ingest@0", "replica-fetcher"])

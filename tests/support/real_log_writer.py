@@ -121,7 +121,8 @@ class RealLogWriter:
         asked = {"topic": topic, "partition": partition, "topic_id": str(TOPIC_ID), "leader_epoch": 0, "isr": [BROKER_ID], "replicas": [BROKER_ID]}
         assert proxies.offer_command(self.disk, DescriptorKind.BECOME_LEADER, asked, ("lead", partition))
 
-    def produce(self, proxies: LogWriterProxies, partition: int, batch: bytes, flags: int = 0) -> None:
+    def produce(self, proxies: LogWriterProxies, partition: int, batch: bytes, flags: int = 0) -> int:
+        """Return where the batch is in the arena."""
         hosted = self.agent.partitions.find(TOPIC_ID, partition)
         assert hosted is not None
         arena = proxies.source.arena
@@ -144,6 +145,7 @@ class RealLogWriter:
             0,
         )
         assert proxies.by_disk[self.disk].offer(entry, 0, ("produce", partition))
+        return int(position)
 
     def codes(self, verb: str) -> list[int]:
         return [code for _, (asked, _), code in self.answers if asked == verb]
