@@ -193,12 +193,17 @@ def segment_bytes_config(size_bytes: int) -> tuple[str, str]:
     return ("segment.bytes" if size_bytes >= SEGMENT_BYTES_MIN else INTERNAL_SEGMENT_BYTES), str(size_bytes)
 
 
+def config_bytes(config: Mapping[str, str | None]) -> int:
+    """Return how many bytes names and values have."""
+    return sum(len(name.encode()) + len((value or "").encode()) for name, value in config.items())
+
+
 def topic_config_problem(config: Mapping[str, str | None], stored: Mapping[str, str] | None = None) -> str | None:
     """Return why these configs cannot be set on a topic, or None; a null value is a problem, too.
 
     A value that is `stored` stays, also if it could not be set any more.
     """
-    if sum(len(name.encode()) + len((value or "").encode()) for name, value in config.items()) > CONFIG_BYTES_MAX:
+    if config_bytes(config) > CONFIG_BYTES_MAX:
         return f"the configs of a topic may have at most {CONFIG_BYTES_MAX} bytes"
     nulls = sorted(name for name, value in config.items() if value is None)
     if nulls:

@@ -306,7 +306,7 @@ CONTROLLER = (
     counter(
         "controller_refused",
         "controller.refused",
-        "Topics and growths of topics refused because of max.topics or max.partitions.per.box.",
+        "Topics, growths of topics and changes of configs refused because of a bound of the cluster.",
         ("process", "bound"),
     ),
     gauge("controller_zookeeper_connected", "controller.zookeeper_connected", "1 while the ZooKeeper session is connected."),

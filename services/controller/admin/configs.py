@@ -36,7 +36,7 @@ from appliance.protocol.config_apis import (
 )
 from appliance.protocol.schema import Message
 from services.controller.admin.config_descriptions import BrokerSide, describe_broker, describe_dynamic, describe_topic
-from services.controller.admin.pending_orders import PendingOrders
+from services.controller.admin.pending_orders import PendingOrders, with_notification
 from services.controller.admin.waiting_requests import ControllerRequest, Key, OnResult, Result, WaitingRequest, WaitingRequests, truncated
 from services.controller.decisions.cluster import Cluster, ControllerContext
 from services.controller.decisions.config_operations import alter_box_config, alter_topic_config
@@ -67,6 +67,7 @@ class ConfigAdministration:
     """Alterations by topic and broker, one after another."""
 
     def __init__(self, context: ControllerContext) -> None:
+        self._context = context
         self._cluster = cluster = context.cluster
         self._log = context.log
         self._pending = PendingOrders(
@@ -79,7 +80,7 @@ class ConfigAdministration:
 
     def _alter(self, entity: Entity, alteration: Alteration) -> Operation[None]:
         alter = alter_box_config if entity.is_broker else alter_topic_config
-        return alter(self._cluster, entity.name, alteration.change, alteration.validate_only)
+        return with_notification(self._context, alter(self._cluster, entity.name, alteration.change, alteration.validate_only))
 
     def _on_altered(self, entity: Entity, alteration: Alteration, _none: None) -> bool:
         if not alteration.validate_only:

@@ -12,10 +12,30 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from appliance.base.errors import RequestRefused
+from appliance.base.errors import ErrorCode, RequestRefused
 from services.controller.admin.waiting_requests import Result
 from services.controller.decisions.cluster import ControllerContext
+from services.controller.zookeeper.config_changes import remove_old_config_changes
 from services.controller.zookeeper.operation import Operation, OperationOutcome
+
+V = TypeVar("V")
+
+CONFIG_CHANGES_MAX = 10_000
+"""Notifications of changed configs, each a znode of some 700 bytes for 15 minutes."""
+
+
+def with_notification(context: ControllerContext, operation: Operation[V]) -> Operation[V]:
+    """Carry out an operation that leaves a notification. Raises `RequestRefused` if there are too many: clients that change one config again and again
+    would fill ZooKeeper's heap.
+    """
+    names = context.cluster.config_changes
+    if len(names) >= CONFIG_CHANGES_MAX:
+        yield from remove_old_config_changes(names, context.clock.wall_ms())  # else only the next notification would
+        if len(context.cluster.config_changes) >= CONFIG_CHANGES_MAX:
+            operation.close()
+            context.counters.counter('controller.refused{bound="config_changes"}').add()
+            raise RequestRefused(ErrorCode.POLICY_VIOLATION, f"Configs were changed {len(names)} times within 15 minutes; try again in some minutes.")
+    return (yield from operation)
 
 
 class PendingOrder(Protocol):

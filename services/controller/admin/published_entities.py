@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from appliance.base.errors import ErrorCode
-from services.controller.admin.pending_orders import PendingOrder, PendingOrders
+from services.controller.admin.pending_orders import PendingOrder, PendingOrders, with_notification
 from services.controller.admin.waiting_requests import Result
 from services.controller.decisions.cluster import ControllerContext
 from services.controller.zookeeper.operation import Operation, OperationOutcome
@@ -58,8 +58,11 @@ class PublishedEntities(ABC, Generic[Entity, Values, Change]):
         """Answered when the image has them."""
         self._waiting: list[Callable[[], None]] = []
         self._pending: PendingOrders[str, Change] = PendingOrders(
-            context, f"{kind}:alter:{{}}".format, lambda _path, change: operations.change(change), self._on_altered, lambda: self._is_loaded, is_awaited
+            context, f"{kind}:alter:{{}}".format, self._change, self._on_altered, lambda: self._is_loaded, is_awaited
         )
+
+    def _change(self, _path: str, change: Change) -> Operation[Values]:
+        return with_notification(self._context, self._operations.change(change))
 
     @abstractmethod
     def _on_altered(self, path: str, change: Change, values: Values) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import TopicId
+from appliance.cluster.topic_configs import config_bytes
 from appliance.cluster.znodes import (
     CONFIG_CHANGE_PREFIX,
     CONFIG_CHANGES,
@@ -35,6 +36,9 @@ from services.controller.zookeeper.topic_registry import TopicState
 
 ATTEMPTS_MAX = 5
 """Attempts of a write when another box writes the same node."""
+LARGE_CONFIG_BYTES = 1_000
+LARGE_CONFIGS_BYTES_MAX = 4 << 20
+"""All topics have one ZooKeeper, whose heap is 64 MiB, and one image."""
 
 
 def alter_topic_config(cluster: Cluster, name: str, change: ConfigChange, validate_only: bool) -> Operation[None]:
@@ -54,6 +58,7 @@ def alter_topic_config(cluster: Cluster, name: str, change: ConfigChange, valida
         config = change(current)
         if validate_only or (config == current == topic.config):
             return
+        require_room(cluster, name, config)
         try:
             results = yield from cluster.own_writes().guard(topic_registry.config_writes(name, config, node.version if node is not None else None))
         except MultiFailed as refused:
@@ -65,6 +70,18 @@ def alter_topic_config(cluster: Cluster, name: str, change: ConfigChange, valida
         yield from _use_config(cluster, topic, config, int(results[1]) if node is not None else 0)
         return
     raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, f"the configs of topic '{name}' were changed by others at the same time; try again")
+
+
+def require_room(cluster: Cluster, name: str, config: Mapping[str, str | None], coming: Iterable[Mapping[str, str]] = ()) -> None:
+    """Raise RequestRefused if the topics with large configs have more than `LARGE_CONFIGS_BYTES_MAX` with this one. `coming`: of topics being created."""
+    size = config_bytes(config)
+    if size <= LARGE_CONFIG_BYTES:
+        return
+    sizes = map(config_bytes, (*coming, *(topic.config for topic in cluster.topics.values() if topic.name != name)))
+    total = size + sum(each for each in sizes if each > LARGE_CONFIG_BYTES)
+    if total > LARGE_CONFIGS_BYTES_MAX:
+        words = f"The configs of topics with more than {LARGE_CONFIG_BYTES} bytes would have {total} together, and may have {LARGE_CONFIGS_BYTES_MAX}."
+        raise RequestRefused(ErrorCode.POLICY_VIOLATION, words)
 
 
 def reload_topic_config(cluster: Cluster, name: str) -> Operation[None]:

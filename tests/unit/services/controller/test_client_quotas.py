@@ -16,7 +16,8 @@ from appliance.cluster.user_znodes import entity_of_path, entity_path
 from appliance.cluster.znodes import decode_config, encode_config, encode_config_change
 from appliance.ipc.frames import connect_unix
 from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, pack_kafka_request
-from appliance.protocol import quota_apis
+from appliance.protocol import config_apis, quota_apis
+from appliance.protocol.config_apis import ConfigToAlter, ResourceToAlter, ResourceType
 from appliance.protocol.quota_apis import (
     MATCH_DEFAULT,
     MATCH_EXACT,
@@ -40,12 +41,14 @@ from appliance.protocol.topic_apis import (
     CreatePartitionsRequest,
     CreateTopicsRequest,
     DeleteTopicsRequest,
+    TopicConfig,
     TopicToGrow,
 )
 from appliance.security.principals import FROM_BOX, UNAUTHENTICATED
 from appliance.security.quotas import CONTROLLER_MUTATION_RATE, QuotaEntity
-from appliance.shm.counters import Counters
+from appliance.shm.counters import Counters, read_counters
 from lab.scratch_layout import scratch_layout
+from services.controller.admin import pending_orders
 from services.controller.admin.client_quotas import (
     BUCKETS_MAX,
     CREATE_TOPICS,
@@ -55,7 +58,9 @@ from services.controller.admin.client_quotas import (
     QuotaRequests,
 )
 from services.controller.admin.waiting_requests import ControllerRequest, WaitingRequests
+from services.controller.decisions import config_operations
 from services.controller.decisions.cluster import Cluster, ControllerContext
+from services.controller.zookeeper import config_changes
 from services.controller.zookeeper.operation import OperationRunner
 from services.controller.zookeeper.requests import Create, Get, Multi, NoNode, SetData, ZooKeeperFailed
 from services.controller.zookeeper.session import ZooKeeperReply
@@ -338,3 +343,37 @@ def test_a_change_whose_client_waits_no_longer_does_not_begin(tmp_path: Path, is
             load()
         assert [request for request, _ in asked] == []
         counters.close()
+
+
+# ---- bounds of the tree
+
+
+def test_changes_of_configs_end_at_a_bound_until_their_notifications_are_old(quotas: QuotaBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    quotas.ask((CREATE_TOPICS_REQUEST, CREATE_TOPICS_RESPONSE), 4, CreateTopicsRequest((CreatableTopic("t", 1, 1),), 30_000))
+    monkeypatch.setattr(pending_orders, "CONFIG_CHANGES_MAX", 3)
+    monkeypatch.setattr(config_changes, "AGE_MAX_MS", 1 << 60)
+    rates = [quotas.alter({"user": "a"}, producer_byte_rate=float(rate))[0] for rate in range(1, 6)]
+    assert rates == [0, 0, 0, ErrorCode.POLICY_VIOLATION, ErrorCode.POLICY_VIOLATION]
+    assert alter_topic(quotas, "t", "retention.ms", "1") == ErrorCode.POLICY_VIOLATION
+    counted = read_counters(quotas.box.layout, "controller")
+    assert counted is not None and counted.values['controller.refused{bound="config_changes"}'] == 3
+    monkeypatch.setattr(config_changes, "AGE_MAX_MS", -1)
+    assert quotas.alter({"user": "a"}, producer_byte_rate=9.0)[0] == 0
+
+
+def test_large_configs_of_topics_end_at_a_bound_and_small_ones_do_not(quotas: QuotaBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic may have 32,000 bytes of them, and a cluster 5,000 topics."""
+    monkeypatch.setattr(config_operations, "LARGE_CONFIGS_BYTES_MAX", 40_000)
+    name, large = "leader.replication.throttled.replicas", ",".join(f"{number}:1" for number in range(2_500))
+    topics = tuple(CreatableTopic(f"t{number}", 1, 1, configs=(TopicConfig(name, large),) if number < 3 else ()) for number in range(5))
+    created = quotas.ask((CREATE_TOPICS_REQUEST, CREATE_TOPICS_RESPONSE), 4, CreateTopicsRequest(topics, 30_000))
+    assert sorted(each.error_code for each in created.topics) == [0, 0, 0, 0, ErrorCode.POLICY_VIOLATION]
+    assert alter_topic(quotas, "t3", name, large) == ErrorCode.POLICY_VIOLATION
+    assert alter_topic(quotas, "t3", name, "1:1") == alter_topic(quotas, "t0", name, large + ",9:9") == 0
+
+
+def alter_topic(quotas: QuotaBox, topic: str, name: str, value: str) -> int:
+    resource = ResourceToAlter(ResourceType.TOPIC, topic, (ConfigToAlter(name, config_changes.SET, value),))
+    messages = config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST, config_apis.INCREMENTAL_ALTER_CONFIGS_RESPONSE
+    (answer,) = quotas.ask(messages, 1, config_apis.IncrementalAlterConfigsRequest((resource,))).responses
+    return int(answer.error_code)
