@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,7 +34,8 @@ def _authority(directory: str | None, config: str | None) -> Iterator[ClusterAut
 
     where = directory or f"{state_directory(None, config)}/authority"
     try:
-        yield ClusterAuthority(where, datetime.datetime.now(datetime.UTC).replace(microsecond=0))
+        with closing(ClusterAuthority(where, datetime.datetime.now(datetime.UTC).replace(microsecond=0))) as authority:
+            yield authority
     except AuthorityProblem as problem:
         raise UsageProblem(str(problem)) from problem
     except OSError as error:

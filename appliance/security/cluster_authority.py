@@ -14,11 +14,12 @@ Nothing is revoked here: replace the authority instead.
 from __future__ import annotations
 
 import datetime
+import errno
 import ipaddress
 import os
 import re
-import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from cryptography import x509
@@ -27,6 +28,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from appliance.base.trusted_files import open_directory, read_file
 
 AUTHORITY_DAYS: Final = 3650
 BOX_DAYS: Final = 365
@@ -60,14 +63,30 @@ class ClusterAuthority:
         """Raises AuthorityProblem if others may write to the directory."""
         self.directory = os.path.abspath(directory)
         self._now = now
+        self._descriptor = -1
+        """Of the directory that was checked: another user may exchange what its path leads to."""
+        if os.path.lexists(self.directory):
+            self._open()
+
+    def _open(self) -> None:
         try:
-            status = os.lstat(self.directory)
-        except FileNotFoundError:
-            return
-        if not stat.S_ISDIR(status.st_mode):
-            raise AuthorityProblem(f"{self.directory} is no directory")
-        if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
-            raise AuthorityProblem(f"{self.directory} belongs to another user, or others may write to it; it must be closed to them (chmod 700)")
+            self._descriptor = open_directory(self.directory, owners=(os.geteuid(), 0))
+        except PermissionError as error:
+            if error.errno != errno.EPERM:
+                raise
+            words = f"{self.directory} belongs to another user, or others may write to it; it must be closed to them (chmod 700)"
+            raise AuthorityProblem(words) from error
+        except (NotADirectoryError, FileNotFoundError) as error:
+            raise AuthorityProblem(f"{self.directory} is no directory") from error
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise AuthorityProblem(f"{self.directory} is no directory") from error
+            raise
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def path(self, name: str) -> str:
         return f"{self.directory}/{name}"
@@ -78,7 +97,10 @@ class ClusterAuthority:
         """Make the authority. Raises AuthorityProblem if there is one."""
         if self._exists(_AUTHORITY):
             raise AuthorityProblem(f"{self.path('authority.pem')} is there already; `rotate` replaces it without an interruption")
-        os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        if self._descriptor < 0:
+            os.makedirs(os.path.dirname(self.directory), mode=0o755, exist_ok=True)
+            os.mkdir(self.directory, mode=0o700)
+            self._open()
         self._make(_AUTHORITY)
         self._write_trusted(_AUTHORITY)
 
@@ -97,8 +119,8 @@ class ClusterAuthority:
             raise AuthorityProblem("there is no second authority; `rotate begin` makes it")
         self._write(f"{_PREVIOUS}.pem", self._read(f"{_AUTHORITY}.pem"), 0o644)
         for suffix in ("key", "pem"):
-            if os.path.exists(self.path(f"{_NEXT}.{suffix}")):  # not, if it was interrupted between the two
-                os.replace(self.path(f"{_NEXT}.{suffix}"), self.path(f"{_AUTHORITY}.{suffix}"))
+            if self._is_there(f"{_NEXT}.{suffix}"):  # not, if it was interrupted between the two
+                self._replace(f"{_NEXT}.{suffix}", f"{_AUTHORITY}.{suffix}")
         self._write_trusted(_AUTHORITY, _PREVIOUS)
 
     def end_rotation(self) -> None:
@@ -110,7 +132,7 @@ class ClusterAuthority:
         if old:
             raise AuthorityProblem(f"{', '.join(old)} is still signed by the former authority; `renew` it, and bring it to its box")
         self._write_trusted(_AUTHORITY)
-        os.unlink(self.path(f"{_PREVIOUS}.pem"))
+        os.unlink(f"{_PREVIOUS}.pem", dir_fd=self._descriptor)
 
     # --- boxes
 
@@ -137,7 +159,7 @@ class ClusterAuthority:
         """As `issue`, with the names of the box's last certificate and a new key. Raises AuthorityProblem."""
         files = (f"broker-{broker_id}.pem", f"broker-{broker_id}.crt.pem")
         for file in files if request is None else files[::-1]:
-            if os.path.exists(self.path(file)):
+            if self._is_there(file):
                 return self.issue(broker_id, names_of(self._certificate(file)), days, request)
         raise AuthorityProblem(f"{self.directory} has no certificate of box {broker_id}; `issue` makes it")
 
@@ -194,10 +216,16 @@ class ClusterAuthority:
     # --- files
 
     def _exists(self, stem: str) -> bool:
-        return os.path.exists(self.path(f"{stem}.pem"))
+        return self._is_there(f"{stem}.pem")
+
+    def _is_there(self, name: str) -> bool:
+        return self._descriptor >= 0 and name in os.listdir(self._descriptor)
+
+    def _replace(self, name: str, other: str) -> None:
+        os.replace(name, other, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def _box_files(self) -> list[str]:
-        found = [(int(match[1]), name) for name in os.listdir(self.directory) if (match := _BOX_FILE.match(name)) is not None]
+        found = [(int(match[1]), name) for name in os.listdir(self._descriptor) if (match := _BOX_FILE.match(name)) is not None]
         return [name for _, name in sorted(found)]
 
     def _write_trusted(self, *stems: str) -> None:
@@ -222,22 +250,22 @@ class ClusterAuthority:
 
     def _read(self, name: str) -> bytes:
         try:
-            with open(os.open(self.path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-                return file.read(_FILE_BYTES_MAX)
+            if self._descriptor < 0:
+                raise FileNotFoundError
+            return read_file(name, _FILE_BYTES_MAX, self._descriptor)
         except FileNotFoundError as error:
             raise AuthorityProblem(f"there is no {self.path(name)}; `init` makes an authority, --directory names its directory") from error
 
     def _write(self, name: str, data: bytes, mode: int) -> None:
         """Replace the file as a whole."""
-        path, new = self.path(name), self.path(f".{name}.new")
-        try:
-            os.unlink(new)
-        except FileNotFoundError:
-            pass
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_SYNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
+        new = f".{name}.new"
+        with suppress(FileNotFoundError):
+            os.unlink(new, dir_fd=self._descriptor)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_SYNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(new, flags, 0o600, dir_fd=self._descriptor), "wb") as file:
             os.fchmod(file.fileno(), mode)
             file.write(data)
-        os.replace(new, path)
+        self._replace(new, name)
 
 
 def names_of(certificate: x509.Certificate) -> tuple[str, ...]:

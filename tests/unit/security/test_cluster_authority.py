@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from appliance.base.settings import KafkaListener, default_settings
-from appliance.security.cluster_authority import AuthorityProblem, ClusterAuthority
+from appliance.security.cluster_authority import TRUSTED, AuthorityProblem, ClusterAuthority
 from appliance.security.tls_contexts import TlsSettings, make_context
 
 NOW = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
@@ -157,3 +157,21 @@ def test_what_is_there_is_not_overwritten_and_an_open_directory_is_refused(tmp_p
     Path(authority.directory).chmod(0o770)
     with pytest.raises(AuthorityProblem, match="others may write to it"):
         ClusterAuthority(authority.directory, NOW)
+
+
+def test_what_is_put_in_place_of_the_checked_directory_is_neither_read_nor_written(authority: ClusterAuthority, tmp_path: Path) -> None:
+    """Another user may do so if the parent is that user's, or before `init` has made the directory."""
+    there, away, theirs = Path(authority.directory), tmp_path / "away", tmp_path / "theirs"
+    trusted = (there / TRUSTED).read_bytes()
+    there.rename(away)
+    theirs.mkdir()
+    there.symlink_to(theirs)
+    authority.issue(1, ["10.0.0.1"])
+    authority.begin_rotation()
+    assert not list(theirs.iterdir()) and (away / "broker-1.pem").exists() and (away / TRUSTED).read_bytes().startswith(trusted)
+    there.unlink()
+    theirs.rename(there)
+    late = ClusterAuthority(str(tmp_path / "late"), NOW)
+    (tmp_path / "late").mkdir(mode=0o700)
+    with pytest.raises(FileExistsError):
+        late.make()
