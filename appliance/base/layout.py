@@ -137,8 +137,14 @@ class BoxLayout:
 
     @property
     def kafka_socket(self) -> str:
-        """Where commands of this machine connect by Kafka's protocol, without a password."""
+        """Where commands of this machine connect by Kafka's protocol, without a password, if an
+        acceptor made the socket."""
         return f"{self.network_directory}/kafka.sock"
+
+    def administration_socket(self, is_unit: bool) -> str:
+        """Return where they connect. systemd makes the socket of its box where no process that faces
+        the network can replace it."""
+        return f"{SYSTEM_ROOT}/kafka.sock" if is_unit else self.kafka_socket
 
     @property
     def network_directory(self) -> str:

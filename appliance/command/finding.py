@@ -57,8 +57,11 @@ def administration_addresses(bootstrap: str | None, data: str | None, config: st
     """As `bootstrap_addresses`; a box that was found is asked through its Unix socket, where root and the user of the box need no password."""
     if bootstrap is None:
         found = find_running_box(data, config)
-        if os.path.exists(found.layout.kafka_socket):  # not in a box of an older release
-            return [Address(found.layout.kafka_socket, 0)]
+        from appliance.runtime.unit_process import SYSTEMD
+
+        path = found.layout.administration_socket(found.box.get("managed_by") == SYSTEMD)
+        if os.path.exists(path):  # not in a box of an older release
+            return [Address(path, 0)]
         return [found.kafka_address]
     return bootstrap_addresses(bootstrap, data, config)
 

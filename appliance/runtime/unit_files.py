@@ -34,7 +34,14 @@ name, systemd uses only that of the longest prefix."""
 TARGET = "millrace.target"
 SETTINGS_MARK_VARIABLE = "MILLRACE_UNITS_FOR"
 """The settings that the units were written for, as `settings_mark` encodes them."""
-SOCKET_UNITS = ("millrace-kafka.socket", "millrace-http.socket", "millrace-syslog-tcp.socket", "millrace-syslog-udp.socket", "millrace-ingest-http.socket")
+SOCKET_UNITS = (
+    "millrace-kafka.socket",
+    "millrace-administration.socket",
+    "millrace-http.socket",
+    "millrace-syslog-tcp.socket",
+    "millrace-syslog-udp.socket",
+    "millrace-ingest-http.socket",
+)
 INGEST_BACKLOG = 1024
 JVM_OVERHEAD_MIB = 256
 """Largest memory of a JVM beside its heap, including the Python process that watches it."""

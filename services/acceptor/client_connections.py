@@ -46,7 +46,7 @@ from services.acceptor.closings import (
 from services.acceptor.connection import Connection
 from services.acceptor.connection_rates import ConnectionRates
 from services.acceptor.fetch.cold_reads import ColdReads
-from services.acceptor.listening_socket import LOCAL, Accepted, ListeningSocket, LocalListeningSocket, listening_sockets
+from services.acceptor.listening_socket import ADMINISTRATION, LOCAL, Accepted, ListeningSocket, LocalListeningSocket, listening_sockets
 from services.acceptor.receiver import OnRequest, Receiver
 from services.acceptor.request_memory import HeldMemory
 
@@ -111,7 +111,9 @@ class ClientConnections:
             each.name: counters.gauge(f'acceptor.certificate_seconds_left{{listener="{each.name}"}}') for each in self.listening if each.tls is not None
         }
         if context.instance == FIRST_ACCEPTOR:
-            self.listening.append(LocalListeningSocket(context.layout.kafka_socket, box, context.log, bool(box.text("authorizer.class.name"))))
+            given = context.listen_sockets.get(ADMINISTRATION)
+            path = context.layout.administration_socket(given is not None)
+            self.listening.append(LocalListeningSocket(path, box, context.log, bool(box.text("authorizer.class.name")), given))
         self._tls = self._make_tls()
         self.sasl = self._make_sasl()
         """the authentication of clients; None without a listener with SASL"""

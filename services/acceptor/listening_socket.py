@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from appliance.security.tls_contexts import ReloadedContext
 
 
+ADMINISTRATION: Final = "administration"
+"""Name of its socket, if systemd made it."""
 LOCAL: Final = "local"
 """Name of the listener on the Unix socket; others have capital letters."""
 LOCAL_ADDRESS: Final = "127.0.0.1"
@@ -120,15 +122,18 @@ class ListeningSocket:
 
 
 class LocalListeningSocket(ListeningSocket):
-    """The listener on the Unix socket `path`. `has_authorizer`: users that are none of the box's may connect."""
+    """The listener on the Unix socket `path`. `sock`: as systemd made it; None: it is made here. `has_authorizer`: users that are none of the box's may
+    connect."""
 
     __slots__ = ("_has_authorizer", "_path")
 
-    def __init__(self, path: str, box: Box, log: Logger, has_authorizer: bool) -> None:
+    def __init__(self, path: str, box: Box, log: Logger, has_authorizer: bool, sock: socket.socket | None = None) -> None:
         self._path = path
         self._has_authorizer = has_authorizer
+        sock = sock or listen_unix(path)
+        sock.setblocking(False)
         settings: dict[str, SettingValue] = {"max.connections": LOCAL_CONNECTIONS_MAX}
-        super().__init__(KafkaListener(LOCAL, PLAINTEXT, "", 0, "", 0, settings), listen_unix(path), box, LOCAL_CONNECTIONS_MAX, log)
+        super().__init__(KafkaListener(LOCAL, PLAINTEXT, "", 0, "", 0, settings), sock, box, LOCAL_CONNECTIONS_MAX, log)
         self.is_inter_broker = False
         self.per_address_max = LOCAL_PER_USER_MAX
 

@@ -17,6 +17,7 @@ from appliance.base.errors import MillraceError
 from appliance.base.layout import BoxLayout
 from appliance.base.settings import Box
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
+from appliance.runtime.unit_process import SYSTEMD
 from appliance.security.listeners import PLAINTEXT, is_encrypted
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ Question = Callable[["ClusterClient"], Any]
 def own_kafka(box: Box, layout: BoxLayout) -> tuple[str, int]:
     """Return where the console reaches its box: host and port, or the path of the Unix socket and 0
     if the first listener needs TLS or a login."""
-    return box.local_kafka if box.kafka_listeners[0].protocol == PLAINTEXT else (layout.kafka_socket, 0)
+    return box.local_kafka if box.kafka_listeners[0].protocol == PLAINTEXT else (layout.administration_socket(box.managed_by == SYSTEMD), 0)
 
 
 def security_of(box: Box) -> ClientSecurity | None:
