@@ -94,7 +94,7 @@ class CoordinatorAgent:
             self._groups.offsets_partition_of,
             self._now_ms,
             lambda: self._groups.on_refused(NameBound.TRANSACTIONAL_IDS),
-            has_memory,
+            lambda: self._groups.coordinator.directory.may_grow(1),
         )
         self._server = RequestServer(context.layout.coordinator_socket, self._poller, self._on_frame)
         verifies = box.flag("transaction.partition.verification.enable")

@@ -22,16 +22,18 @@ V = TypeVar("V")
 
 CONFIG_CHANGES_MAX = 10_000
 """Notifications of changed configs, each a znode of some 700 bytes for 15 minutes."""
+OWN_CHANGES_MAX = 8_000
+"""Beyond these only users and quotas can be changed: those of a client that changes configs without end."""
 
 
-def with_notification(context: ControllerContext, operation: Operation[V]) -> Operation[V]:
+def with_notification(context: ControllerContext, operation: Operation[V], changes_max: int = CONFIG_CHANGES_MAX) -> Operation[V]:
     """Carry out an operation that leaves a notification. Raises `RequestRefused` if there are too many: clients that change one config again and again
     would fill ZooKeeper's heap.
     """
     names = context.cluster.config_changes
-    if len(names) >= CONFIG_CHANGES_MAX:
+    if len(names) >= changes_max:
         yield from remove_old_config_changes(names, context.clock.wall_ms())  # else only the next notification would
-        if len(context.cluster.config_changes) >= CONFIG_CHANGES_MAX:
+        if len(context.cluster.config_changes) >= changes_max:
             operation.close()
             context.counters.counter('controller.refused{bound="config_changes"}').add()
             raise RequestRefused(ErrorCode.POLICY_VIOLATION, f"Configs were changed {len(names)} times within 15 minutes; try again in some minutes.")

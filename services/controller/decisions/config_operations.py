@@ -10,7 +10,8 @@ brokers that Kafka's tools write and this box does not know are kept and have no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import TopicId
@@ -39,9 +40,41 @@ ATTEMPTS_MAX = 5
 LARGE_CONFIG_BYTES = 1_000
 LARGE_CONFIGS_BYTES_MAX = 4 << 20
 """All topics have one ZooKeeper, whose heap is 64 MiB, and one image."""
+RECOUNT_MS = 1_000
 
 
-def alter_topic_config(cluster: Cluster, name: str, change: ConfigChange, validate_only: bool) -> Operation[None]:
+class ConfigRoom:
+    """Bounds the configs of all topics that have more than `LARGE_CONFIG_BYTES`. They are counted anew
+    when the bound is reached, at most once in `RECOUNT_MS`.
+
+    Weak: what another object of this class has admitted since then is not known.
+    """
+
+    def __init__(self, cluster: Cluster, monotonic_ms: Callable[[], int], coming: Callable[[], Iterable[Mapping[str, str]]] = tuple) -> None:
+        """`coming` returns the configs of topics that are being created."""
+        self._cluster = cluster
+        self._monotonic_ms = monotonic_ms
+        self._coming = coming
+        self._total = LARGE_CONFIGS_BYTES_MAX
+        self._recount_ms = 0
+
+    def admit(self, config: Mapping[str, str | None], former: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Raise RequestRefused if there is no room for `config` instead of `former`."""
+        size, before = config_bytes(config), config_bytes(former)
+        if size <= max(LARGE_CONFIG_BYTES, before):
+            return
+        more, now_ms = size - (before if before > LARGE_CONFIG_BYTES else 0), self._monotonic_ms()
+        if self._total + more > LARGE_CONFIGS_BYTES_MAX and now_ms >= self._recount_ms:
+            self._recount_ms = now_ms + RECOUNT_MS
+            sizes = map(config_bytes, (*self._coming(), *(topic.config for topic in self._cluster.topics.values())))
+            self._total = sum(each for each in sizes if each > LARGE_CONFIG_BYTES)
+        if self._total + more > LARGE_CONFIGS_BYTES_MAX:
+            words = f"Topics with more than {LARGE_CONFIG_BYTES} bytes of configs may have {LARGE_CONFIGS_BYTES_MAX} together, and have {self._total}."
+            raise RequestRefused(ErrorCode.POLICY_VIOLATION, words)
+        self._total += more
+
+
+def alter_topic_config(cluster: Cluster, name: str, change: ConfigChange, validate_only: bool, room: ConfigRoom) -> Operation[None]:
     """Apply `change` to a topic's configs in ZooKeeper, notify all brokers, send them to our
     log-writers, publish.
 
@@ -58,7 +91,7 @@ def alter_topic_config(cluster: Cluster, name: str, change: ConfigChange, valida
         config = change(current)
         if validate_only or (config == current == topic.config):
             return
-        require_room(cluster, name, config)
+        room.admit(config, current)
         try:
             results = yield from cluster.own_writes().guard(topic_registry.config_writes(name, config, node.version if node is not None else None))
         except MultiFailed as refused:
@@ -70,18 +103,6 @@ def alter_topic_config(cluster: Cluster, name: str, change: ConfigChange, valida
         yield from _use_config(cluster, topic, config, int(results[1]) if node is not None else 0)
         return
     raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, f"the configs of topic '{name}' were changed by others at the same time; try again")
-
-
-def require_room(cluster: Cluster, name: str, config: Mapping[str, str | None], coming: Iterable[Mapping[str, str]] = ()) -> None:
-    """Raise RequestRefused if the topics with large configs have more than `LARGE_CONFIGS_BYTES_MAX` with this one. `coming`: of topics being created."""
-    size = config_bytes(config)
-    if size <= LARGE_CONFIG_BYTES:
-        return
-    sizes = map(config_bytes, (*coming, *(topic.config for topic in cluster.topics.values() if topic.name != name)))
-    total = size + sum(each for each in sizes if each > LARGE_CONFIG_BYTES)
-    if total > LARGE_CONFIGS_BYTES_MAX:
-        words = f"The configs of topics with more than {LARGE_CONFIG_BYTES} bytes would have {total} together, and may have {LARGE_CONFIGS_BYTES_MAX}."
-        raise RequestRefused(ErrorCode.POLICY_VIOLATION, words)
 
 
 def reload_topic_config(cluster: Cluster, name: str) -> Operation[None]:

@@ -48,7 +48,7 @@ from appliance.security.principals import FROM_BOX, UNAUTHENTICATED
 from appliance.security.quotas import CONTROLLER_MUTATION_RATE, QuotaEntity
 from appliance.shm.counters import Counters, read_counters
 from lab.scratch_layout import scratch_layout
-from services.controller.admin import pending_orders
+from services.controller.admin import configs, pending_orders
 from services.controller.admin.client_quotas import (
     BUCKETS_MAX,
     CREATE_TOPICS,
@@ -350,11 +350,13 @@ def test_a_change_whose_client_waits_no_longer_does_not_begin(tmp_path: Path, is
 
 def test_changes_of_configs_end_at_a_bound_until_their_notifications_are_old(quotas: QuotaBox, monkeypatch: pytest.MonkeyPatch) -> None:
     quotas.ask((CREATE_TOPICS_REQUEST, CREATE_TOPICS_RESPONSE), 4, CreateTopicsRequest((CreatableTopic("t", 1, 1),), 30_000))
-    monkeypatch.setattr(pending_orders, "CONFIG_CHANGES_MAX", 3)
+    monkeypatch.setattr(pending_orders.with_notification, "__defaults__", (3,))
+    monkeypatch.setattr(configs, "OWN_CHANGES_MAX", 2)
     monkeypatch.setattr(config_changes, "AGE_MAX_MS", 1 << 60)
-    rates = [quotas.alter({"user": "a"}, producer_byte_rate=float(rate))[0] for rate in range(1, 6)]
-    assert rates == [0, 0, 0, ErrorCode.POLICY_VIOLATION, ErrorCode.POLICY_VIOLATION]
-    assert alter_topic(quotas, "t", "retention.ms", "1") == ErrorCode.POLICY_VIOLATION
+    altered = [alter_topic(quotas, "t", "retention.ms", str(time_ms)) for time_ms in range(1, 4)]
+    assert altered == [0, 0, ErrorCode.POLICY_VIOLATION]
+    rates = [quotas.alter({"user": "a"}, producer_byte_rate=float(rate))[0] for rate in range(1, 4)]
+    assert rates == [0, ErrorCode.POLICY_VIOLATION, ErrorCode.POLICY_VIOLATION], "some are left for the administrator"
     counted = read_counters(quotas.box.layout, "controller")
     assert counted is not None and counted.values['controller.refused{bound="config_changes"}'] == 3
     monkeypatch.setattr(config_changes, "AGE_MAX_MS", -1)
@@ -369,7 +371,10 @@ def test_large_configs_of_topics_end_at_a_bound_and_small_ones_do_not(quotas: Qu
     created = quotas.ask((CREATE_TOPICS_REQUEST, CREATE_TOPICS_RESPONSE), 4, CreateTopicsRequest(topics, 30_000))
     assert sorted(each.error_code for each in created.topics) == [0, 0, 0, 0, ErrorCode.POLICY_VIOLATION]
     assert alter_topic(quotas, "t3", name, large) == ErrorCode.POLICY_VIOLATION
-    assert alter_topic(quotas, "t3", name, "1:1") == alter_topic(quotas, "t0", name, large + ",9:9") == 0
+    assert alter_topic(quotas, "t3", name, "1:1") == alter_topic(quotas, "t0", name, large[:-2] + ":1") == 0
+    monkeypatch.setattr(config_operations, "LARGE_CONFIGS_BYTES_MAX", 1_000)
+    assert alter_topic(quotas, "t1", name, large + ",9999:1") == ErrorCode.POLICY_VIOLATION
+    assert alter_topic(quotas, "t1", name, large[:-7]) == 0, "what is there may become smaller"
 
 
 def alter_topic(quotas: QuotaBox, topic: str, name: str, value: str) -> int:
