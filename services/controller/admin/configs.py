@@ -39,7 +39,7 @@ from services.controller.admin.config_descriptions import BrokerSide, describe_b
 from services.controller.admin.pending_orders import OWN_CHANGES_MAX, PendingOrders, with_notification
 from services.controller.admin.waiting_requests import ControllerRequest, Key, OnResult, Result, WaitingRequest, WaitingRequests, truncated
 from services.controller.decisions.cluster import Cluster, ControllerContext
-from services.controller.decisions.config_operations import ConfigRoom, alter_box_config, alter_topic_config
+from services.controller.decisions.config_operations import LargeConfigs, alter_box_config, alter_topic_config
 from services.controller.zookeeper.config_changes import SET, ConfigChange, ConfigOperation, altered, refuse_bad_names_and_nulls, replaced
 from services.controller.zookeeper.operation import Operation
 
@@ -69,7 +69,7 @@ class ConfigAdministration:
     def __init__(self, context: ControllerContext) -> None:
         self._context = context
         self._cluster = cluster = context.cluster
-        self._room = ConfigRoom(cluster, context.clock.monotonic_ms)
+        self._large_configs = LargeConfigs(cluster, context.clock.monotonic_ms)
         self._log = context.log
         self._pending = PendingOrders(
             context, _run_name, self._alter, self._on_altered, lambda: cluster.has_arrived, lambda alteration: alteration.is_awaited()
@@ -81,7 +81,7 @@ class ConfigAdministration:
 
     def _alter(self, entity: Entity, alteration: Alteration) -> Operation[None]:
         wanted = self._cluster, entity.name, alteration.change, alteration.validate_only
-        operation = alter_box_config(*wanted) if entity.is_broker else alter_topic_config(*wanted, self._room)
+        operation = alter_box_config(*wanted) if entity.is_broker else alter_topic_config(*wanted, self._large_configs)
         return with_notification(self._context, operation, OWN_CHANGES_MAX)
 
     def _on_altered(self, entity: Entity, alteration: Alteration, _none: None) -> bool:

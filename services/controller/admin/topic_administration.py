@@ -34,7 +34,7 @@ from appliance.protocol.topic_apis import CREATE_TOPICS_REQUEST, CREATE_TOPICS_R
 from appliance.shm.counters import Counters
 from services.controller.admin.waiting_requests import OnResult, Result
 from services.controller.decisions.cluster import Cluster, ControllerContext
-from services.controller.decisions.config_operations import ConfigRoom
+from services.controller.decisions.config_operations import LargeConfigs
 from services.controller.decisions.topic_operations import WAITS_FOR_BOXES, Spaces, complete_topic, create_topic, delete_topic
 from services.controller.zookeeper.operation import OperationOutcome
 from services.controller.zookeeper.requests import ZooKeeperFailed
@@ -107,7 +107,7 @@ class TopicAdministration:
         self._created = context.counters.counter("controller.topics_created")
         self._deleted = context.counters.counter("controller.topics_deleted")
         self._bounds = Bounds(context.counters)
-        self._config_room = ConfigRoom(self._cluster, self._now_ms, lambda: (creation.plan.config for creation in self.creating.values()))
+        self._large_configs = LargeConfigs(self._cluster, self._now_ms, lambda: (creation.plan.config for creation in self.creating.values()))
 
     # --- what is wanted -----------------------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class TopicAdministration:
             plan = plan_topic_creation(wanted, self._names(), cluster.broker_pool(), self._defaults, len(cluster.topics))
             placed.admit(wanted.name, plan.assignment, is_new=True)
             if not validate_only:
-                self._config_room.admit(plan.config)
+                self._large_configs.admit(plan.config)
         except RequestRefused as refused:
             self._bounds.count(refused)
             on_result(Result.of(refused))

@@ -43,7 +43,7 @@ LARGE_CONFIGS_BYTES_MAX = 4 << 20
 RECOUNT_MS = 1_000
 
 
-class ConfigRoom:
+class LargeConfigs:
     """Bounds the configs of all topics that have more than `LARGE_CONFIG_BYTES`. They are counted anew
     when the bound is reached, at most once in `RECOUNT_MS`.
 
@@ -59,7 +59,7 @@ class ConfigRoom:
         self._recount_ms = 0
 
     def admit(self, config: Mapping[str, str | None], former: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Raise RequestRefused if there is no room for `config` instead of `former`."""
+        """Raise RequestRefused if `config` instead of `former` would exceed the bound."""
         size, before = config_bytes(config), config_bytes(former)
         if size <= max(LARGE_CONFIG_BYTES, before):
             return
@@ -74,7 +74,7 @@ class ConfigRoom:
         self._total += more
 
 
-def alter_topic_config(cluster: Cluster, name: str, change: ConfigChange, validate_only: bool, room: ConfigRoom) -> Operation[None]:
+def alter_topic_config(cluster: Cluster, name: str, change: ConfigChange, validate_only: bool, large: LargeConfigs) -> Operation[None]:
     """Apply `change` to a topic's configs in ZooKeeper, notify all brokers, send them to our
     log-writers, publish.
 
@@ -91,7 +91,7 @@ def alter_topic_config(cluster: Cluster, name: str, change: ConfigChange, valida
         config = change(current)
         if validate_only or (config == current == topic.config):
             return
-        room.admit(config, current)
+        large.admit(config, current)
         try:
             results = yield from cluster.own_writes().guard(topic_registry.config_writes(name, config, node.version if node is not None else None))
         except MultiFailed as refused:
