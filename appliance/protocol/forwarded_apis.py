@@ -76,6 +76,26 @@ CONTROLLER_APIS: Final[dict[int, tuple[Message[Any], Message[Any]]]] = {
 }
 
 
+ANSWER_BYTES_MAX = 32 << 20
+"""Largest answer that is made. A request may name a group or transactional id 100,000 times."""
+
+
+class AnswerBudget:
+    """What the parts of one answer may have together. `take` a part's size before it is made."""
+
+    def __init__(self, size_bytes: int = ANSWER_BYTES_MAX) -> None:
+        self._left = size_bytes
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left < 0
+
+    def take(self, size_bytes: int) -> bool:
+        """Return False if the answer is too large with this part: then nothing more fits."""
+        self._left -= size_bytes
+        return self._left >= 0
+
+
 def error_answer(payload: bytes, error_code: int, message: str | None = None) -> bytes | None:
     """The body of an error response to a forwarded request; None if it cannot be decoded."""
     request = unpack_kafka_request(payload)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from appliance.base.errors import ErrorCode, ProtocolViolation, known_error
 from appliance.client.transaction_gate import TransactionVerifier
 from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, ProducerIdentity
-from appliance.ipc.frames import Frame
+from appliance.ipc.frames import MAX_PAYLOAD_BYTES, Frame
 from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, TRANSACTION_ENDED, KafkaRequest, unpack_ended_transaction, unpack_kafka_request
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.forwarded_apis import COORDINATED_APIS, CoordinatedApi, error_answer
@@ -148,7 +148,10 @@ class CoordinatorRequests:
 
         def reply(response: Any) -> None:
             self._waiting -= 1
-            self._respond(client, KAFKA_RESPONSE, frame.token, api.response.encode(asked.api_version, response))
+            answer = api.response.encode(asked.api_version, response)
+            if len(answer) > MAX_PAYLOAD_BYTES:  # a group with very many members, for example
+                answer = error_answer(frame.payload, ErrorCode.INVALID_REQUEST) or b""
+            self._respond(client, KAFKA_RESPONSE, frame.token, answer)
 
         identity = ClientIdentity(asked.client_id, f"/{asked.client_host}")
         if self._rights is not None and asked.api_key == ApiKey.CONSUMER_GROUP_HEARTBEAT:

@@ -8,6 +8,7 @@ commits stays until the next check for expired offsets.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from appliance.base.errors import ErrorCode
 from appliance.base.invariants import check
@@ -17,6 +18,9 @@ from services.coordinator.groups.group import Group
 from services.coordinator.groups.group_membership import ClassicMembership, GroupMembership
 from services.coordinator.groups.offsets import GroupOffsets
 from services.coordinator.groups.ports import NameBound, OnRefused
+
+NAME_CHARACTERS_MAX: Final = 1_024
+"""Of a new group's id, and of its protocol type; all are in one answer of ListGroups. Kafka: 32,767."""
 
 
 class HostedGroup:
@@ -74,6 +78,8 @@ class GroupDirectory:
             return ErrorCode.INVALID_GROUP_ID
         if group_id in self._groups:
             return ErrorCode.NONE
+        if may_create and len(group_id) > NAME_CHARACTERS_MAX:
+            return ErrorCode.INVALID_GROUP_ID
         partition = self.partition_for(group_id)
         if partition in self._active:
             if may_create and len(self._groups) >= self._groups_max:

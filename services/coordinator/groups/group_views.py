@@ -19,6 +19,7 @@ from appliance.protocol.consumer_group_apis import (
     ConsumerGroupMember,
     DescribedConsumerGroup,
 )
+from appliance.protocol.forwarded_apis import AnswerBudget
 from appliance.protocol.group_apis import (
     DescribedGroup,
     DescribedMember,
@@ -37,6 +38,10 @@ from services.coordinator.groups.group_directory import GroupDirectory
 from services.coordinator.groups.ports import Topics
 
 NOT_FOUND_SINCE: Final = 6
+GROUP_BYTES: Final = 100
+MEMBER_BYTES: Final = 200
+PARTITION_BYTES: Final = 300
+"""About what an answer has of each, with the longest name of a topic."""
 GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8
 """Read, delete, describe: the bits of Kafka's operations that there are for groups."""
 
@@ -49,16 +54,19 @@ class GroupViews:
 
     def describe(self, request: DescribeGroupsRequest, version: int) -> DescribeGroupsResponse:
         """Describe the groups. There is no authorization, so every operation is allowed."""
-        groups = [self._describe(group_id, version) for group_id in request.group_ids]
+        budget = AnswerBudget()
+        groups = [self._describe(group_id, version, budget) for group_id in request.group_ids]
         if request.include_authorized_operations:
             groups = [group if group.error_code else group._replace(authorized_operations=GROUP_OPERATIONS) for group in groups]
         return DescribeGroupsResponse(groups=tuple(groups))
 
-    def _describe(self, group_id: str, version: int) -> DescribedGroup:
-        error = self._directory.refusal(group_id, may_be_empty=True)
+    def _describe(self, group_id: str, version: int, budget: AnswerBudget) -> DescribedGroup:
+        error = ErrorCode.INVALID_REQUEST if budget.is_spent else self._directory.refusal(group_id, may_be_empty=True)
         if error is not ErrorCode.NONE:
             return DescribedGroup(error_code=error, group_id=group_id)
         group = self._directory.find_classic(group_id)
+        if group is not None and not budget.take(_size_of(group)):
+            return DescribedGroup(error_code=ErrorCode.INVALID_REQUEST, group_id=group_id)
         if group is not None:
             return _described(group)
         if version >= NOT_FOUND_SINCE:
@@ -78,6 +86,12 @@ class GroupViews:
         ]
         error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self._directory.is_loading else ErrorCode.NONE
         return ListGroupsResponse(error_code=error, groups=tuple(listed))
+
+
+def _size_of(group: Group) -> int:
+    """Return about how many bytes describe it."""
+    members = sum(MEMBER_BYTES + len(each.member_id) + len(each.client.client_id) + len(each.assignment) for each in group.members.values())
+    return GROUP_BYTES + group.metadata_bytes + members
 
 
 def _described(group: Group) -> DescribedGroup:
@@ -106,6 +120,11 @@ def _described(group: Group) -> DescribedGroup:
 # ---- groups of the consumer protocol
 
 
+def _size_of_member(group: ConsumerGroup, member: ConsumerMember) -> int:
+    partitions = len(member.current.assigned) + len(group.target_of(member.member_id))
+    return MEMBER_BYTES + len(member.member_id) + len(member.wish.client.client_id) + sum(map(len, member.wish.topics)) + PARTITION_BYTES * partitions
+
+
 class ConsumerGroupViews:
     """Answers at once from memory, which is what the log says."""
 
@@ -114,10 +133,11 @@ class ConsumerGroupViews:
         self._topics = topics
 
     def describe(self, request: ConsumerGroupDescribeRequest) -> ConsumerGroupDescribeResponse:
-        return ConsumerGroupDescribeResponse(groups=tuple([self._describe(group_id) for group_id in request.group_ids]))
+        budget = AnswerBudget()
+        return ConsumerGroupDescribeResponse(groups=tuple([self._describe(group_id, budget) for group_id in request.group_ids]))
 
-    def _describe(self, group_id: str) -> DescribedConsumerGroup:
-        error = self._directory.refusal(group_id)
+    def _describe(self, group_id: str, budget: AnswerBudget) -> DescribedConsumerGroup:
+        error = ErrorCode.INVALID_REQUEST if budget.is_spent else self._directory.refusal(group_id)
         if error is not ErrorCode.NONE:
             return DescribedConsumerGroup(error, group_id=group_id)
         hosted = self._directory.find(group_id)
@@ -125,6 +145,8 @@ class ConsumerGroupViews:
             text = f"Group {group_id} not found." if hosted is None else f"Group {group_id} is not a consumer group."
             return DescribedConsumerGroup(ErrorCode.GROUP_ID_NOT_FOUND, text, group_id, GroupState.DEAD.value)
         group = hosted.membership.group
+        if not budget.take(GROUP_BYTES + sum(_size_of_member(group, member) for member in group.members.values())):
+            return DescribedConsumerGroup(ErrorCode.INVALID_REQUEST, "The request describes too much at once; describe fewer groups.", group_id)
         return DescribedConsumerGroup(
             group_id=group_id,
             group_state=group.state_name,

@@ -15,7 +15,7 @@ from typing import Final
 from appliance.base.errors import ErrorCode
 from appliance.protocol.group_apis import HeartbeatRequest, JoinGroupRequest, JoinGroupResponse, SyncGroupAssignment, SyncGroupRequest, SyncGroupResponse
 from services.coordinator.groups.group import Group, GroupState, bytes_of
-from services.coordinator.groups.group_directory import GroupDirectory, HostedGroup
+from services.coordinator.groups.group_directory import NAME_CHARACTERS_MAX, GroupDirectory, HostedGroup
 from services.coordinator.groups.group_log import GroupLog, Replies, group_error, ignore_answer
 from services.coordinator.groups.group_membership import ClassicMembership
 from services.coordinator.groups.group_records import metadata_record
@@ -81,7 +81,7 @@ class Joining:
         if not self._has_capacity(group, request.member_id) or not self._has_memory(group, request):
             self._remove_refused(group, request.member_id)
             self._refuse_member(reply)
-        elif not group.supports(request.protocol_type, request.protocols):
+        elif len(request.protocol_type) > NAME_CHARACTERS_MAX or not group.supports(request.protocol_type, request.protocols):
             self._refuse(reply, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id)
         elif request.member_id:
             self._join_with_id(group, request, client, now_ms, reply)

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
 from appliance.cluster.state_log import ProducerIdentity, StateRecord
+from appliance.protocol.forwarded_apis import AnswerBudget
 from appliance.protocol.group_offset_apis import (
     DEFAULT_RETENTION,
     NO_OFFSET,
@@ -237,6 +238,8 @@ def _results(topics: Iterable[CommitTopic], errors: dict[TopicPartition, ErrorCo
 
 
 ReplyToFetch = Callable[[OffsetFetchResponse], None]
+GROUP_BYTES: Final = 20
+PARTITION_BYTES: Final = 30
 
 
 class OffsetFetches:
@@ -252,17 +255,20 @@ class OffsetFetches:
         if version == LEGACY_VERSION:
             self._fetch_legacy(request.groups[0], reply)
             return
-        groups = tuple([self._fetch_group(group, version, request.require_stable) for group in request.groups])
+        budget = AnswerBudget()
+        groups = tuple([self._fetch_group(group, version, request.require_stable, budget) for group in request.groups])
         self._replies.say(reply, OffsetFetchResponse(groups=groups))
 
-    def _fetch_group(self, group: OffsetFetchGroup, version: int, require_stable: bool) -> OffsetFetchGroupResult:
-        error = self._directory.refusal(group.group_id, may_be_empty=True)
+    def _fetch_group(self, group: OffsetFetchGroup, version: int, require_stable: bool, budget: AnswerBudget) -> OffsetFetchGroupResult:
+        error = ErrorCode.INVALID_REQUEST if budget.is_spent else self._directory.refusal(group.group_id, may_be_empty=True)
         hosted = self._directory.find(group.group_id)
         if error is ErrorCode.NONE and hosted is not None:
             error = hosted.membership.fetch_problem(group.member_id, group.member_epoch)
         if error is not ErrorCode.NONE:
             return failed_group(version, group, error)
         asked = _all_partitions(hosted, require_stable) if group.topics is None else group.topics
+        if not budget.take(sum(GROUP_BYTES + len(topic) + sum(_size_of(hosted, topic, each) for each in partitions) for topic, partitions in asked)):
+            return failed_group(version, group, ErrorCode.INVALID_REQUEST)
         return OffsetFetchGroupResult(
             group.group_id,
             tuple([OffsetFetchTopicResult(topic, tuple([_result(hosted, topic, each, require_stable) for each in partitions])) for topic, partitions in asked]),
@@ -286,6 +292,12 @@ class OffsetFetches:
 
         topics = tuple([OffsetFetchTopicResult(topic, tuple([result(topic, each) for each in partitions])) for topic, partitions in group.topics or ()])
         self._replies.say(reply, OffsetFetchResponse(groups=(OffsetFetchGroupResult(group.group_id, topics),)))
+
+
+def _size_of(hosted: HostedGroup | None, topic: str, partition: int) -> int:
+    """Return about how many bytes the answer has for a partition."""
+    value = hosted.offsets.find(TopicPartition(topic, partition)) if hosted is not None else None
+    return PARTITION_BYTES + (3 * len(value.metadata) if value is not None else 0)
 
 
 def _all_partitions(hosted: HostedGroup | None, require_stable: bool) -> Iterable[tuple[str, list[int]]]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.cluster.state_log import LoadedRecord, StateLog, StateRecord, partition_of
+from appliance.protocol.forwarded_apis import AnswerBudget
 from appliance.protocol.topic_partitions import TopicPartitions
 from appliance.protocol.transaction_apis import (
     DescribedTransaction,
@@ -42,6 +43,12 @@ _AS_COORDINATOR = {
     ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
 }
 """The client's error for a refused append of state; any other is UNKNOWN_SERVER_ERROR."""
+
+
+NAME_CHARACTERS_MAX = 1_024
+"""Of a new id; all are in one answer of ListTransactions. Kafka: 32,767."""
+PARTITION_BYTES = 300
+"""What a description has of a partition with the longest name, about."""
 
 
 class _Partition:
@@ -114,6 +121,8 @@ class TransactionalIds:
 
         Raises `RequestRefused` beyond `max.transactional.ids`, or without memory; those in the log are loaded, whatever the bound.
         """
+        if len(name) > NAME_CHARACTERS_MAX:
+            raise RequestRefused(ErrorCode.INVALID_REQUEST, f"a transactional id has at most {NAME_CHARACTERS_MAX} characters")
         self.require_memory(1)
         count = sum(len(partition.by_name) for partition in self._partitions.values())
         if count >= self._ids_max:
@@ -198,32 +207,36 @@ def list_transactions(ids: TransactionalIds, request: ListTransactionsRequest, w
     unknown = tuple(state for state in request.state_filters if state not in known)
     if ids.is_loading:
         return ListTransactionsResponse(0, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, unknown)
+    states, producer_ids = frozenset(request.state_filters), frozenset(request.producer_id_filters)
     listed = tuple(
         ListedTransaction(transactional.name, transactional.current.producer_id, STATE_NAMES[transactional.current.state])
         for transactional in ids
-        if _passes(transactional.current, request, wall_ms)
+        if _passes(transactional.current, states, producer_ids) and _has_lasted(transactional.current, request, wall_ms)
     )
     return ListTransactionsResponse(0, 0, unknown, listed)
 
 
-def _passes(transaction: Transaction, request: ListTransactionsRequest, wall_ms: int) -> bool:
+def _passes(transaction: Transaction, states: frozenset[str], producer_ids: frozenset[int]) -> bool:
     if transaction.producer_epoch == NO_PRODUCER_EPOCH:
         return False  # nothing of it is in the log
-    if request.state_filters and STATE_NAMES[transaction.state] not in request.state_filters:
+    if states and STATE_NAMES[transaction.state] not in states:
         return False
-    if request.producer_id_filters and transaction.producer_id not in request.producer_id_filters:
-        return False
+    return not producer_ids or transaction.producer_id in producer_ids
+
+
+def _has_lasted(transaction: Transaction, request: ListTransactionsRequest, wall_ms: int) -> bool:
     if request.duration_filter_ms < 0:
         return True
     return transaction.state is TransactionState.ONGOING and wall_ms - transaction.start_ms > request.duration_filter_ms
 
 
 def describe_transactions(ids: TransactionalIds, request: DescribeTransactionsRequest) -> DescribeTransactionsResponse:
-    return DescribeTransactionsResponse(0, tuple(_describe(ids, name) for name in request.transactional_ids))
+    budget = AnswerBudget()
+    return DescribeTransactionsResponse(0, tuple(_describe(ids, name, budget) for name in request.transactional_ids))
 
 
-def _describe(ids: TransactionalIds, name: str) -> DescribedTransaction:
-    if not name:
+def _describe(ids: TransactionalIds, name: str, budget: AnswerBudget) -> DescribedTransaction:
+    if not name or budget.is_spent:
         return DescribedTransaction(ErrorCode.INVALID_REQUEST, name)
     try:
         transactional = ids.find(name)
@@ -232,6 +245,8 @@ def _describe(ids: TransactionalIds, name: str) -> DescribedTransaction:
     if transactional is None or transactional.current.producer_epoch == NO_PRODUCER_EPOCH:
         return DescribedTransaction(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, name)
     current = transactional.current
+    if not budget.take(PARTITION_BYTES * (1 + len(current.partitions))):
+        return DescribedTransaction(ErrorCode.INVALID_REQUEST, name)
     topics: defaultdict[str, list[int]] = defaultdict(list)
     for topic, partition in sorted(current.partitions):
         topics[topic].append(partition)

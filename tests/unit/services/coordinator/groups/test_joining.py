@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.group_apis import JoinGroupProtocol
-from appliance.protocol.group_offset_apis import OffsetCommitPartition
+from appliance.protocol.group_apis import DescribeGroupsRequest, DescribeGroupsResponse, JoinGroupProtocol
+from appliance.protocol.group_offset_apis import OffsetCommitPartition, OffsetFetchGroup
 from services.coordinator.groups.joining import METADATA_BYTES_MAX
 from services.coordinator.groups.member import ClientIdentity
 from services.coordinator.groups.ports import NameBound
 from services.coordinator.groups.rebalances import NEW_MEMBER_JOIN_TIMEOUT_MS
-from tests.support.group_world import RANGE, World
+from tests.support.group_world import CLIENT, GROUP, RANGE, Replies, World
 
 STICKY = JoinGroupProtocol("sticky", b"s")
 
@@ -317,3 +317,29 @@ def test_without_memory_nothing_grows_and_what_is_there_goes_on() -> None:
     world.settle()
     assert world.offsets("known") == {("syslog", 0): 3} and [each.error for each in again] == [ErrorCode.NONE] * 2
     assert world.refused.count(NameBound.MEMORY) == 6
+
+
+def test_a_request_that_names_a_group_again_and_again_gets_a_bounded_answer_at_once() -> None:
+    world = World()
+    (leader, other), generation_id = world.stable_group(2, protocols=[JoinGroupProtocol("range", b"x" * 100_000)])
+    world.sync(leader, generation_id, {leader: b"", other: b""})
+    world.settle()
+    told = Replies[DescribeGroupsResponse]()
+    world.coordinator.describe_groups(DescribeGroupsRequest((GROUP,) * 10_000), 5, CLIENT, world.now_ms, told)
+    codes = [group.error_code for group in told.only.groups]
+    described = codes.count(ErrorCode.NONE)
+    assert 100 < described < 200 and codes == [ErrorCode.NONE] * described + [ErrorCode.INVALID_REQUEST] * (10_000 - described)
+
+    world.commit({("syslog", 0): OffsetCommitPartition(0, 1, metadata="m" * 4_000)})
+    world.commit({("syslog", 0): OffsetCommitPartition(0, 1, metadata="m" * 4_000)}, group="of nobody")
+    world.settle()
+    fetched = world.fetch_groups(*[OffsetFetchGroup("of nobody", topics=None)] * 10_000)
+    codes = [group.error_code for group in fetched.only.groups]
+    assert 0 < codes.count(ErrorCode.NONE) < 10_000 and set(codes) == {ErrorCode.NONE, ErrorCode.INVALID_REQUEST}
+
+
+def test_ids_of_new_groups_are_short_enough_for_one_list_of_all() -> None:
+    world = World()
+    assert world.join(group="g" * 1_024).error is ErrorCode.MEMBER_ID_REQUIRED
+    assert world.join(group="g" * 1_025).error is ErrorCode.INVALID_GROUP_ID
+    assert world.join(protocol_type="p" * 1_025).error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL

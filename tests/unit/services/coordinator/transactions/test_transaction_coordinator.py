@@ -488,3 +488,16 @@ def test_without_memory_no_transactional_id_comes_and_no_transaction_grows_large
         producers.coordinator.extend("a", producer_id, producer_epoch, places, 0, lambda told: codes.extend(set(told.values())))
         producers.settle()
     assert codes == [ErrorCode.NONE, ErrorCode.POLICY_VIOLATION]
+
+
+def test_descriptions_and_filters_of_transactions_are_bounded() -> None:
+    producers = CoordinatedProducers()
+    _, producer_id, producer_epoch = producers.init("a")
+    places = frozenset(TopicPartition("t", number) for number in range(1_000))
+    producers.coordinator.extend("a", producer_id, producer_epoch, places, 0, lambda _: None)
+    producers.settle()
+    answers: list[object] = []
+    producers.coordinator.describe(DescribeTransactionsRequest(("a",) * 1_000), 0, producers.now_ms, answers.append)
+    codes = [each.error_code for each in answers[0].transactions]  # type: ignore[attr-defined]
+    assert 100 < codes.count(0) < 200 and codes[-1] == ErrorCode.INVALID_REQUEST
+    assert producers.init("i" * 1_025)[0] is ErrorCode.INVALID_REQUEST
