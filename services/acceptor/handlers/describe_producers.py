@@ -14,6 +14,7 @@ from appliance.base.errors import ErrorCode
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.ipc.descriptors import PRODUCER_ENTRY, DescriptorKind, unpack_producers
 from appliance.protocol.framing import RequestHeader
+from appliance.protocol.topic_partitions import TopicPartitions
 from appliance.protocol.transaction_apis import (
     DESCRIBE_PRODUCERS_REQUEST,
     DESCRIBE_PRODUCERS_RESPONSE,
@@ -30,9 +31,13 @@ from services.acceptor.fanned_out_request import FannedOutRequest, RequestPart
 TIMEOUT_NS = 30_000_000_000
 FIRST_PRODUCERS = 100
 PRODUCERS_MAX = 20_000
+ANSWER_PRODUCERS_MAX = 200_000
+"""Of all partitions of a request; those beyond get INVALID_REQUEST."""
 
 
 class _Request(FannedOutRequest[ProducersOfPartition]):
+    producers_left = ANSWER_PRODUCERS_MAX
+
     def refusal(self, wanted: int, code: int) -> ProducersOfPartition:
         return ProducersOfPartition(wanted, code)
 
@@ -45,10 +50,11 @@ class _Request(FannedOutRequest[ProducersOfPartition]):
 class _Part(RequestPart[ProducersOfPartition]):
     """`position` is that of the slot for the answer, which has space for `producers` entries."""
 
-    __slots__ = ("arena", "position", "producers", "view")
+    __slots__ = ("arena", "position", "producers", "view", "whole")
 
     def __init__(self, request: _Request, topic_index: int, index: int, view: MetadataCache, arena: Arena) -> None:
         super().__init__(request, topic_index, index)
+        self.whole = request
         self.view = view
         self.arena = arena
         self.position = -1
@@ -76,7 +82,12 @@ class _Part(RequestPart[ProducersOfPartition]):
         found = [] if code else unpack_producers(memory, count)
         self.arena.free(self.position)
         if self.request.remaining and count > self.producers == FIRST_PRODUCERS and not code:
-            self.offer(min(count, PRODUCERS_MAX))
+            wanted = min(count, PRODUCERS_MAX)
+            self.whole.producers_left -= wanted
+            if self.whole.producers_left < 0:
+                self.refuse(ErrorCode.INVALID_REQUEST)
+            else:
+                self.offer(wanted)
         else:
             self.settle(ProducersOfPartition(self.partition, code, None, tuple(map(ActiveProducer._make, found))))
 
@@ -99,7 +110,7 @@ class DescribeProducersHandler:
         self._on_reply = on_reply
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
-        topics = DESCRIBE_PRODUCERS_REQUEST.decode(buffer, header.body_position, limit, header.api_version).topics
+        topics = _distinct(DESCRIBE_PRODUCERS_REQUEST.decode(buffer, header.body_position, limit, header.api_version).topics)
         deadline_ns = self._clock.monotonic_ns() + TIMEOUT_NS
         request = _Request(self._on_reply, connection.expect_reply(False), header, topics, deadline_ns)
         if not request.remaining:
@@ -109,3 +120,11 @@ class DescribeProducersHandler:
                 part = _Part(request, topic_index, index, self._view, self._arena)
                 if part.is_allowed(AclOperation.READ):
                     part.offer(FIRST_PRODUCERS)
+
+
+def _distinct(topics: tuple[TopicPartitions, ...]) -> tuple[TopicPartitions, ...]:
+    """Name each partition once: named a hundred thousand times, one with many producers would make an answer of gigabytes."""
+    partitions: dict[str, dict[int, None]] = {}
+    for topic in topics:
+        partitions.setdefault(topic.topic, {}).update(dict.fromkeys(topic.partitions))
+    return tuple(TopicPartitions(name, tuple(numbers)) for name, numbers in partitions.items())

@@ -240,3 +240,13 @@ def test_the_slot_of_a_hung_log_writer_stays_taken_until_it_is_done_or_dead(side
     assert described(side, connection) == [(ErrorCode.NOT_LEADER_OR_FOLLOWER, [])] and side.arena.free_bytes < free
     side.offered[0][1].on_lost()
     assert side.arena.free_bytes == free and not side.answered
+
+
+def test_a_partition_that_is_named_again_and_again_is_described_once_and_an_answer_has_a_bound(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = describe(side, *[0] * 1_000)
+    tell(side, 1)
+    assert described(side, connection) == [(0, [0])] and len(side.offered) == 1
+    monkeypatch.setattr("services.acceptor.handlers.describe_producers._Request.producers_left", FIRST_PRODUCERS)
+    connection, free = describe(side, 0), side.arena.free_bytes
+    tell(side, FIRST_PRODUCERS + 1)
+    assert described(side, connection) == [(ErrorCode.INVALID_REQUEST, [])] and side.arena.free_bytes > free
