@@ -84,7 +84,16 @@ class Figures(NamedTuple):
 
 def gather(sample: BoxSample, groups: GroupsSample) -> Figures:
     """Return all figures of one sample, by metric name and labels."""
-    found = {**_box(sample), **_processes(sample), **_disks(sample), **_topics(sample), **_replication(sample), **_groups(groups), **_senders(sample)}
+    found = {
+        **_box(sample),
+        **_processes(sample),
+        **_disks(sample),
+        **_topics(sample),
+        **_replication(sample),
+        **_groups(groups),
+        **_senders(sample),
+        **_tables(sample),
+    }
     figures = Figures({f"millrace_{name}": values for name, values in found.items()}, {})
     for process, snapshot in sample.counters.items():
         for label, value in snapshot.values.items():
@@ -169,6 +178,27 @@ def _replication(sample: BoxSample) -> dict[str, Values]:
 
 def _senders(sample: BoxSample) -> dict[str, Values]:
     return {"ingest_senders": {(): sample.senders.known}, "ingest_silent_senders": {(): sample.senders.silent}}
+
+
+_TABLE_KEYS = {
+    "table_commits": "commits",
+    "table_records": "records",
+    "table_bad_records": "bad_records",
+    "table_lost_records": "lost_records",
+    "table_written_bytes": "written_bytes",
+    "table_compacted_files": "compacted_files",
+    "table_failures": "failures",
+    "table_conflicts": "conflicts",
+    "table_failing": "failing",
+    "table_lag_records": "lag",
+    "table_last_commit_seconds": "last_commit_ms",
+}
+
+
+def _tables(sample: BoxSample) -> dict[str, Values]:
+    found: dict[str, Values] = {name: {(table["topic"],): float(table.get(key) or 0) for table in sample.tables} for name, key in _TABLE_KEYS.items()}
+    found["table_last_commit_seconds"] = {labels: ms / 1000 for labels, ms in found["table_last_commit_seconds"].items()}
+    return found
 
 
 def _groups(groups: GroupsSample) -> dict[str, Values]:

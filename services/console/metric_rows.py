@@ -8,7 +8,7 @@ in the CHANGELOG.
 from __future__ import annotations
 
 from services.console.ingest_metrics import INGEST
-from services.console.metric_row import GAUGE, MICROSECONDS, MILLISECONDS, MetricRow, counter, gauge, timing
+from services.console.metric_row import COUNTER, GAUGE, MICROSECONDS, MILLISECONDS, MetricRow, counter, gauge, timing
 
 _DISK = ("disk",)
 _PROCESS_DISK = ("process", "disk")
@@ -422,17 +422,17 @@ HOST_FIGURES = (
 )
 TABLES = (
     gauge("tables", "tables.tables", "Topics that this box keeps as tables."),
-    counter("table_commits", "tables.commits", "Commits of the table by this box.", _TOPIC),
-    counter("table_records", "tables.records", "Records in them.", _TOPIC),
-    counter("table_bad_records", "tables.bad_records", "Of these, records that did not fit the columns and are kept whole with the reason.", _TOPIC),
-    counter("table_lost_records", "tables.lost_records", "Offsets that the table lacks: retention was faster, a batch is damaged, a log lost records.", _TOPIC),
-    counter("table_written_bytes", "tables.written_bytes", "Size of the files of its commits.", _TOPIC),
-    counter("table_compacted_files", "tables.compacted_files", "Small files that were merged into larger ones.", _TOPIC),
-    counter("table_failures", "tables.failures", "Runs that failed and are tried again.", _TOPIC),
-    counter("table_conflicts", "tables.conflicts", "Commits that failed because another writer was faster; nothing of them is in the table.", _TOPIC),
-    gauge("table_failing", "tables.failing", "1 while the table is not written, or a partition of it, else 0; `millrace table list` says why.", _TOPIC),
-    gauge("table_lag_records", "tables.lag", "Offsets of partitions led here that the table does not have yet.", _TOPIC),
-    gauge("table_last_commit_seconds", "tables.last_commit_ms", "When this process committed last, Unix time; 0 if it did not.", _TOPIC, scale=MILLISECONDS),
+    _found("table_commits", "Commits of the table by this box, since it started.", ("topic",), COUNTER),
+    _found("table_records", "Records in them.", ("topic",), COUNTER),
+    _found("table_bad_records", "Of these, records that did not fit the columns and are kept whole with the reason.", ("topic",), COUNTER),
+    _found("table_lost_records", "Offsets that the table lacks: retention was faster, a batch is damaged, a log lost records.", ("topic",), COUNTER),
+    _found("table_written_bytes", "Size of the files of its commits.", ("topic",), COUNTER),
+    _found("table_compacted_files", "Small files that were merged into larger ones.", ("topic",), COUNTER),
+    _found("table_failures", "Runs that failed and are tried again.", ("topic",), COUNTER),
+    _found("table_conflicts", "Commits that failed because another writer was faster; nothing of them is in the table.", ("topic",), COUNTER),
+    _found("table_failing", "1 while the table is not written, or a partition of it, else 0; `millrace table list` says why.", ("topic",)),
+    _found("table_lag_records", "Offsets of partitions led here that the table does not have yet.", ("topic",)),
+    _found("table_last_commit_seconds", "When this box committed last since it started, Unix time; 0 if it did not.", ("topic",)),
 )
 SCRAPE = (
     _found("console_scrape_seconds", "How long the console took for the scrape before this one."),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -28,12 +28,15 @@ from appliance.shm.mapping import LayoutMismatch, is_held
 from appliance.shm.partition_table import ROLE_LEADER, Row, TornRow
 from appliance.storage import file_io
 from services.tabler.table_rules import TableResult, table_order
-from services.tabler.table_state import TableMemory, TableState
+from services.tabler.table_state import Remembered, TableMemory, TableState
 
 if TYPE_CHECKING:
     from services.tabler.table_run import TableJob
 
 LOOK_NS = 1_000_000_000
+TABLES_MAX = 500
+"""One run at a time: each of so many tables has its turn every few minutes at worst."""
+TOO_MANY = f"a box keeps at most {TABLES_MAX} topics as tables, and this one has come later; set millrace.table.format to none for another"
 
 
 class TablerAgent:
@@ -55,6 +58,17 @@ class TablerAgent:
         self._next_look_ns = 0
         self._shown = b""
         self._is_unshown = False
+        self._earlier = self._shown_earlier()
+
+    def _shown_earlier(self) -> dict[str, dict[str, Any]]:
+        """Return what an earlier incarnation showed of each table since the box started, by topic id."""
+        try:
+            document = orjson.loads(file_io.read_file(self._context.layout.tables_file))
+            if document["box_started_ms"] != self._context.box.started_wall_ms:
+                return {}
+            return {table["topic_id"]: table for table in document["tables"]}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
 
     def set_image(self, image: MetadataImage) -> None:
         if self.image.generation == 0:
@@ -62,7 +76,7 @@ class TablerAgent:
         self.image = image
         now_ms = self._clock.monotonic_ms()
         tables: dict[TopicId, TableState] = {}
-        for topic in image.topics.values():
+        for topic in sorted(image.topics.values(), key=lambda each: (each.topic_id not in self.tables, each.name)):
             order = None if topic.is_internal else table_order(topic.name, topic.topic_id, topic.config)
             known = self.tables.get(topic.topic_id)
             if order is None:
@@ -74,14 +88,15 @@ class TablerAgent:
                 tables[topic.topic_id] = known
             else:
                 self._context.log.info(f"topic {topic.name} is kept as table {order.directory}", topic=topic.name)
-                tables[topic.topic_id] = TableState(order, self._context.counters, now_ms)
-        for topic_id, state in self.tables.items():
-            if tables.get(topic_id) is not state:
-                state.close()
+                tables[topic.topic_id] = TableState(order, now_ms, self._earlier.pop(str(topic.topic_id), None))
+        for number, state in enumerate(tables.values()):
+            state.refusal = TOO_MANY if number >= TABLES_MAX else ""
         self.tables = tables
-        for topic_id in self._memory.remembered():
-            if topic_id in image.topics_by_id and topic_id not in tables:
-                self._memory.forget(topic_id)
+        if image.generation:
+            for topic_id in self._memory.remembered() - tables.keys():
+                self._memory.forget(topic_id)  # it is no table any more, or deleted
+        if self._run is not None and tables.get(self._run.state.order.topic_id) is not self._run.state:
+            self._run.is_cancelled = True
         self._context.counters.gauge("tables.tables").set(len(tables))
 
     def do_work(self) -> int:
@@ -121,12 +136,12 @@ class TablerAgent:
             self._on_failure(state, problem, False)
             return
         try:
-            expected_id = self._memory.read(order)
+            remembered = self._memory.read(order)
         except OSError as error:
             self._on_failure(state, f"could not read what was remembered of the table: {(error.strerror or str(error)).lower()}", False)
             return
         state.on_begun()
-        run = TableThread(self._context, state, self._memory, expected_id, state.accepted_damage(now_ms))
+        run = TableThread(self._context, state, self._memory, remembered, state.accepted_damage(now_ms))
         try:
             run.thread.start()
         except ThreadRefused as refused:
@@ -136,8 +151,11 @@ class TablerAgent:
 
     def _on_ended(self, run: TableThread) -> None:
         state = run.state
-        if self.tables.get(state.order.topic_id) is not state or run.is_cancelled:
-            return  # it is no table any more, or another one
+        if self.tables.get(state.order.topic_id) is not state:
+            self._memory.forget(state.order.topic_id)  # it is no table any more, or another one; the run may have written that
+            return
+        if run.is_cancelled:
+            return
         if run.result is None:
             self._on_failure(state, run.problem, run.is_conflict)
             return
@@ -156,7 +174,8 @@ class TablerAgent:
 
     def _show(self) -> None:
         """Write what the commands show, if it changed."""
-        shown = orjson.dumps({"tables": [state.document() for state in sorted(self.tables.values(), key=lambda state: state.order.topic)]})
+        tables = [state.document() for state in sorted(self.tables.values(), key=lambda state: state.order.topic)]
+        shown = orjson.dumps({"box_started_ms": self._context.box.started_wall_ms, "tables": tables})
         if shown == self._shown:
             return
         try:
@@ -190,7 +209,7 @@ class TablerAgent:
         self._rows.close()
 
     def status_line(self) -> str:
-        failing = sum(1 for state in self.tables.values() if state.problem)
+        failing = sum(1 for state in self.tables.values() if state.problem or state.refusal)
         if not self.tables:
             return "no table"
         return f"{len(self.tables)} table{'s' if len(self.tables) > 1 else ''}" + (f", {failing} failing: see `millrace table list`" if failing else "")
@@ -199,10 +218,12 @@ class TablerAgent:
 class TableThread:
     """One run in a thread."""
 
-    def __init__(self, context: ServiceContext, state: TableState, memory: TableMemory, expected_id: str, accepted_damage: frozenset[tuple[int, int]]) -> None:
+    def __init__(
+        self, context: ServiceContext, state: TableState, memory: TableMemory, remembered: Remembered, accepted_damage: frozenset[tuple[int, int]]
+    ) -> None:
         self.state = state
         self._memory = memory
-        self._expected_id = expected_id
+        self._remembered = remembered
         self.result: TableResult | None = None
         self.problem = ""
         self.is_conflict = self.is_cancelled = self.has_ended = False
@@ -240,11 +261,11 @@ class TableThread:
             partitions=sorted(state.rows),
             turn=state.turn,
             writer=f"{context.box.broker_id}-{context.incarnation:x}",
-            expected_id=self._expected_id,
-            remember=partial(self._memory.write, state.order),
+            expected_id=self._remembered.table_id,
+            remember=lambda table_id, shortened: self._memory.write(state.order, Remembered(table_id, shortened)),
             scanned=state.scanned,
             accepted_damage=accepted_damage,
-            shortened=state.shortened,
+            shortened=self._remembered.shortened,
             compaction_commits=context.box.integer("tables.compaction.commits"),
             is_cancelled=lambda: self.is_cancelled,
         )

@@ -108,7 +108,8 @@ class TableResult(NamedTuple):
     lost: tuple[MissingRange, ...] = ()
     damaged: tuple[MissingRange, ...] = ()
     """Damaged batches before which it stopped."""
-    shortened: dict[int, int] = {}  # noqa: RUF012  never changed
+    shortened: dict[int, tuple[int, int]] = {}  # noqa: RUF012  never changed
+    """As in `TableJob`, for the next run."""
     problems: tuple[str, ...] = ()
 
 

@@ -30,6 +30,7 @@ from services.tabler.table_rules import MissingRange, PartitionStart, TableOrder
 
 ROW_GROUP_BYTES = 16 << 20
 WINDOW_BYTES = 4 << 20
+Shortened = Mapping[int, tuple[int, int]]
 
 
 class TableJob(NamedTuple):
@@ -43,14 +44,15 @@ class TableJob(NamedTuple):
     turn: int
     writer: str
     expected_id: str
-    remember: Callable[[str], None]
-    """Takes the id of the table before anything is committed to it: a table that is deleted later must be missed. Raises OSError."""
+    remember: Callable[[str, Shortened], None]
+    """Takes the id of the table before anything is committed to it: a table that is deleted later must be missed; and what replaces
+    `shortened`. Raises OSError."""
     scanned: Mapping[int, int]
     """Offsets up to which an earlier run found no record behind the table's."""
     accepted_damage: frozenset[tuple[int, int]]
     """Partition and offset of damaged batches that are not waited for any more."""
-    shortened: Mapping[int, int]
-    """Log ends that an earlier run saw below the table's offset: what was appended from there on is not in the table."""
+    shortened: Shortened
+    """Partition → log end that an earlier run saw below the table's offset, and that offset: the table lacks what was appended between."""
     compaction_commits: int
     """Commits between two compactions; 0: none."""
     is_cancelled: Callable[[], bool] = lambda: False
@@ -77,15 +79,15 @@ def run_table(job: TableJob) -> TableResult:
     if table.exists and (problem := schema_problem(table.schema())) is not None:
         raise TableTrouble(f"the columns of {job.order.directory} were changed: {problem}; move the table away, or restore an earlier version")
     if table.exists:
-        remember(job, table)
+        remember(job, table, job.shortened)
     return _TableRun(job, table).run()
 
 
-def remember(job: TableJob, table: DeltaTopicTable) -> None:
-    """Remember which table it is, if it is not known."""
+def remember(job: TableJob, table: DeltaTopicTable, shortened: Shortened) -> None:
+    """Remember which table it is, and ends of logs that are shorter, if that is not known."""
     try:
-        if table.table_id != job.expected_id:
-            job.remember(table.table_id)
+        if table.table_id != job.expected_id or shortened != job.shortened:
+            job.remember(table.table_id, shortened)
     except OSError as error:
         raise TableTrouble(f"could not remember the table {job.order.directory} in the state directory: {error.strerror or error}") from error
 
@@ -100,18 +102,21 @@ class _TableRun:
         self._positions: dict[int, int] = dict(self._offsets)
         self._lost: list[MissingRange] = []
         self._damaged: list[MissingRange] = []
-        self._shortened: dict[int, int] = {}
+        self._shortened = dict(job.shortened)
         self._problems: list[str] = []
 
     def run(self) -> TableResult:
         parts: list[_Part] = []
         try:
             parts = self._parts()
+            if self._table.exists:
+                remember(self._job, self._table, {**self._job.shortened, **self._shortened})
             for part in parts:
                 if self._file.size_bytes < self._job.order.bytes_max:
                     self._read(part)
             before = self._table.version if self._table.exists else -1
             committed = self._commit()
+            self._forget_shortened()
         except Exception:
             self._file.discard()
             raise
@@ -138,10 +143,11 @@ class _TableRun:
             self._positions[partition] = plan.start
             if plan.problem is not None:
                 self._problems.append(f"partition {partition}: {plan.problem}")
-                self._shortened[partition] = min(found.row.log_end_offset, self._job.shortened.get(partition, plan.start))
+                end, offset = self._job.shortened.get(partition, (plan.start, plan.start))
+                self._shortened[partition] = min(found.row.log_end_offset, end), max(plan.start, offset)
             elif partition in self._job.shortened:
                 reason = "the log lost records and has others at these offsets"
-                self._lost.append(MissingRange(partition, self._job.shortened[partition], self._offsets[partition], reason))
+                self._lost.append(MissingRange(partition, *self._shortened.pop(partition), reason))
             if plan.end > plan.start:
                 parts.append(_Part(partition, found, plan))
             else:
@@ -203,7 +209,7 @@ class _TableRun:
         if not self._table.exists:
             self._job.step("create")
             self._table.create((self._rows or TableRows(False)).schema)
-            remember(self._job, self._table)
+            remember(self._job, self._table, self._job.shortened)
             is_other = self._rows is not None and self._rows.schema.names != [name for name in self._table.schema().names if name in self._rows.schema.names]
             if is_other or self._offsets != self._table.offsets(self._job.partitions):
                 raise TableTrouble(f"the table {self._job.order.directory} was created by another box at the same time; reading on from its offsets")
@@ -211,6 +217,14 @@ class _TableRun:
         moved = {partition: offset for partition, offset in self._positions.items() if offset != self._offsets.get(partition)}
         self._table.append(file, moved, self._lost, self._job.step)
         return True
+
+    def _forget_shortened(self) -> None:
+        """Remember no longer what this commit counts as lost; a kill just before makes the next run count it again."""
+        if self._job.shortened.keys() - self._shortened.keys():
+            try:
+                self._job.remember(self._table.table_id, self._shortened)
+            except OSError as error:
+                self._problems.append(f"could not write the memory of the table: {error.strerror or error}")
 
     def _compact(self, version_before: int) -> int:
         """Merge small files now and then. What was committed stays, if it fails."""

@@ -77,10 +77,10 @@ def rows(table: Path) -> list[dict[str, Any]]:
     return DeltaTable(table).to_pyarrow_table().to_pylist() if has_commit(str(table)) else []
 
 
-def problem(box: RunningBox, topic: str) -> str | None:
-    """What the tabler shows as the problem of a table; None if it shows no such table."""
-    shown = json.loads(Path(box.layout.tables_file).read_bytes())["tables"]
-    return next((str(table["problem"]) for table in shown if table["topic"] == topic), None)
+def shown(box: RunningBox, topic: str) -> dict[str, Any]:
+    """What the tabler shows of a table; nothing if it shows no such table."""
+    tables: list[dict[str, Any]] = json.loads(Path(box.layout.tables_file).read_bytes())["tables"]
+    return next((table for table in tables if table["topic"] == topic), {})
 
 
 def await_table(box: RunningBox, table: Path, stored: Stored) -> list[dict[str, Any]]:
@@ -117,7 +117,7 @@ def test_a_table_has_each_record_that_was_acknowledged_once_whatever_is_killed(b
     await_table(box, table, stored)
     command = [sys.executable, "-P", "-m", "appliance.command.main", "table", "describe", "orders", "--json"]
     settings = environment() | {"MILLRACE_DATA": str(box.disks[0])}
-    eventually(lambda: box.counters("tabler").values['tables.lag{topic="orders"}'] == 0, "the lag is gone", SECONDS)
+    eventually(lambda: shown(box, "orders").get("lag") == 0, "the lag is gone", SECONDS)
     document = json.loads(subprocess.run(command, env=settings, capture_output=True, text=True, timeout=60, check=True).stdout)
     assert (document["state"], document["lost_records"], document["problem"]) == ("ok", 0, "")
 
@@ -139,12 +139,13 @@ def test_a_deleted_table_is_said_and_begun_again_only_when_that_is_ordered(box: 
     await_table(box, table, stored)
     shutil.rmtree(table)
     produce(box, "deleted", [b"more"], stored)
-    eventually(lambda: "is gone; bring it back" in (problem(box, "deleted") or ""), "it is said", SECONDS)
+    eventually(lambda: "is gone; bring it back" in shown(box, "deleted").get("problem", ""), "it is said", SECONDS)
+    failures = shown(box, "deleted")["failures"]
     box.await_restart("tabler", box.kill("tabler"), SECONDS)
-    eventually(lambda: box.counters("tabler").values.get('tables.failing{topic="deleted"}') == 1, "the next incarnation remembers it", SECONDS)
+    eventually(lambda: shown(box, "deleted").get("failures") > failures, "the next incarnation remembers it", SECONDS)
     assert not table.exists()
     alter(box, "deleted", format="none")
-    eventually(lambda: problem(box, "deleted") is None, "the topic is no table", SECONDS)
+    eventually(lambda: not shown(box, "deleted"), "the topic is no table", SECONDS)
     alter(box, "deleted", format="delta")
     await_table(box, table, stored)
 

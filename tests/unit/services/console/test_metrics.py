@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -65,6 +67,17 @@ def test_a_counter_without_a_row_is_exposed_all_the_same(box: PretendedBox) -> N
     series = scrape(watch_of(box))
     assert value(series, "millrace_unlisted", process="ingest@0", counter="ingest.brand_new") == 4
     assert sum(name == "millrace_unlisted" for name, _ in series) == 1
+
+
+def test_tables_are_exposed_from_what_the_tabler_shows(box: PretendedBox) -> None:
+    table = {"topic": "logs", "commits": 3, "lag": 5, "failing": 1, "last_commit_ms": 2_500}
+    Path(box.layout.tables_file).write_text(json.dumps({"box_started_ms": box.box.started_wall_ms, "tables": [table]}))
+    watch = watch_of(box)
+    series = scrape(watch)
+    assert value(series, "millrace_table_commits_total", topic="logs") == 3 and value(series, "millrace_table_lag_records", topic="logs") == 5
+    assert value(series, "millrace_table_failing", topic="logs") == 1 and value(series, "millrace_table_last_commit_seconds", topic="logs") == 2.5
+    Path(box.layout.tables_file).write_text(json.dumps({"box_started_ms": -1, "tables": [table]}))
+    assert not any("table_failing" in name for name, _ in scrape(watch)), "of an earlier start of the box"
 
 
 def test_a_histogram_has_cumulative_buckets_in_seconds(box: PretendedBox) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class OneTable:
         self.found: LocalRow | str = partition_at(self._log, [(0, content)], end, **more)
         self.position: int | None = None
         self.expected_id = ""
-        self.remembered: list[str] = []
+        self.remembered: list[tuple[str, Mapping[int, tuple[int, int]]]] = []
         self.life = 0
 
     def grow(self, content: bytes, end: int) -> None:
@@ -71,7 +71,7 @@ class OneTable:
             1,
             f"7-{self.life}",
             self.expected_id,
-            self.remembered.append,
+            lambda *what: self.remembered.append(what),
             {},
             frozenset(),
             {},
@@ -160,7 +160,7 @@ def test_a_table_is_remembered_before_the_first_commit(tmp_path: Path, dies_at: 
 
     with pytest.raises(Killed):
         table.run(step=step)
-    (table.expected_id,) = table.remembered
+    ((table.expected_id, _),) = table.remembered
     shutil.rmtree(table.directory)
     with pytest.raises(TableTrouble, match="is gone; bring it back"):
         table.run()
@@ -245,11 +245,13 @@ def test_a_log_that_lost_records_is_said_and_what_it_has_instead_is_counted(tmp_
     row = table.found.row
     table.set_row(row._replace(log_end_offset=7, high_watermark=7, last_stable_offset=7))
     result = table.run(expected_id=first.table_id)
-    assert "its log ends at 7" in result.problems[0] and result.shortened == {0: 7}
+    assert "its log ends at 7" in result.problems[0] and result.shortened == {0: (7, 10)}
+    assert table.remembered[-1] == (first.table_id, result.shortened), "the process may end before it has them again"
     table.set_row(row)
     table.grow(made(10, [b"a"]), 11)
     result = table.run(expected_id=first.table_id, shortened=result.shortened)
     assert [(each.start, each.end) for each in result.lost] == [(7, 10)] and table.offsets() == list(range(11))
+    assert table.remembered[-1] == (first.table_id, {}), "it is counted once"
 
 
 def test_only_the_leader_writes(tmp_path: Path) -> None:

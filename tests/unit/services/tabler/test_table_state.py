@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ from typer.testing import CliRunner
 from appliance.base.model import LeaderEpoch, Offset, Position
 from appliance.command import table as command
 from appliance.command.finding import FoundBox
-from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_LEADER, Row
 from lab.scratch_layout import scratch_layout
 from services.tabler.table_rules import REPAIR_MS, MissingRange, TableOrder, TableResult, pending_bytes, plan_partition, retry_ms, rotated, table_order
-from services.tabler.table_state import CHECK_MS, TableMemory, TableState
+from services.tabler.table_state import CHECK_MS, Remembered, TableMemory, TableState
 from tests.unit.base.test_settings import make_box
 from tests.unit.services.search.test_partition_scan import TOPIC_ID
 
@@ -33,15 +31,8 @@ def row(end: int, position: int = 0, base: int = 0, log_start: int = 0, **more: 
 
 
 @pytest.fixture
-def state() -> Iterator[TableState]:
-    with scratch_layout() as layout:
-        counters = Counters.create_or_adopt(layout, "tabler", 1)
-        yield TableState(ORDER, counters, 1_000)
-        counters.close()
-
-
-def failing(state: TableState) -> int:
-    return state.counters.gauge('tables.failing{topic="t"}').value
+def state() -> TableState:
+    return TableState(ORDER, 1_000)
 
 
 def test_a_run_is_due_at_once_then_by_time_or_by_bytes(state: TableState) -> None:
@@ -63,12 +54,11 @@ def test_a_run_is_due_at_once_then_by_time_or_by_bytes(state: TableState) -> Non
 
 def test_failures_are_retried_later_and_later_and_a_success_ends_them(state: TableState) -> None:
     state.set_rows({0: row(5)}, 1_000)
+    assert state.document()["failing"] == 0
     assert state.on_failure("no space", False, 1_000) and not state.on_failure("no space", False, 2_000), "said once"
     assert not state.is_due(3_999) and state.is_due(4_000)
     assert state.document()["state"] == "failing" and state.document()["lag"] == 5
-    assert failing(state) == 1
-    state.close()
-    assert failing(state) == 0, "an alarm must not stay for what is no table any more"
+    assert state.document()["failing"] == 1
     state.on_result(DONE, 5_000, 7)
     assert (state.document()["state"], state.document()["failures"], state.document()["lag"]) == ("ok", 2, 0)
     assert [retry_ms(count) for count in (1, 2, 3, 100)] == [1_000, 2_000, 4_000, 60_000]
@@ -103,12 +93,14 @@ def test_configs_ask_for_a_table() -> None:
 
 def test_which_table_was_there_is_remembered_until_the_topic_is_none(tmp_path: Path) -> None:
     memory = TableMemory(str(tmp_path))
-    assert memory.read(ORDER) == "" and memory.remembered() == []
-    memory.write(ORDER, "an id")
-    assert TableMemory(str(tmp_path)).read(ORDER) == "an id" and memory.remembered() == [TOPIC_ID]
-    assert memory.read(ORDER._replace(location="/srv/others")) == "", "another directory gets another table"
+    assert memory.read(ORDER) == Remembered() and memory.remembered() == set()
+    memory.write(ORDER, Remembered("an id", {3: (7, 10)}))
+    assert TableMemory(str(tmp_path)).read(ORDER) == ("an id", {3: (7, 10)}) and memory.remembered() == {TOPIC_ID}
+    assert memory.read(ORDER._replace(location="/srv/others")) == Remembered(), "another directory gets another table"
+    (tmp_path / "tables" / f"{TOPIC_ID}.json").write_text('{"directory":"/srv/tables/t","table_id":"of the release before"}')
+    assert memory.read(ORDER) == ("of the release before", {})
     memory.forget(TOPIC_ID)
-    assert memory.read(ORDER) == ""
+    assert memory.read(ORDER) == Remembered()
 
 
 def test_the_commands_show_what_the_tabler_wrote(state: TableState, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +122,7 @@ def test_the_commands_show_what_the_tabler_wrote(state: TableState, monkeypatch:
 
 def test_other_files_in_the_memory_of_tables_are_passed_over(tmp_path: Path) -> None:
     memory = TableMemory(str(tmp_path))
-    memory.write(ORDER, "table")
+    memory.write(ORDER, Remembered("table"))
     for name in ("x.json", "notes.json", f"{TOPIC_ID}", f"{TOPIC_ID}.json.tmp", "ü.json"):
         (tmp_path / "tables" / name).touch()
-    assert memory.remembered() == [TOPIC_ID]
+    assert memory.remembered() == {TOPIC_ID}
