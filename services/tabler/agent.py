@@ -18,7 +18,7 @@ import orjson
 
 from appliance.base.errors import MillraceError, StepsDown
 from appliance.base.model import TopicId
-from appliance.cluster.metadata_image import ImageFollower, MetadataImage
+from appliance.cluster.metadata_image import ImageFollower, MetadataImage, TopicImage
 from appliance.cluster.topic_configs import table_problem
 from appliance.ipc.request_link import ControllerLink
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
@@ -76,7 +76,7 @@ class TablerAgent:
         self.image = image
         now_ms = self._clock.monotonic_ms()
         tables: dict[TopicId, TableState] = {}
-        for topic in sorted(image.topics.values(), key=lambda each: (each.topic_id not in self.tables, each.name)):
+        for topic in self._in_order(image.topics.values()):
             order = None if topic.is_internal else table_order(topic.name, topic.topic_id, topic.config)
             known = self.tables.get(topic.topic_id)
             if order is None:
@@ -98,6 +98,16 @@ class TablerAgent:
         if self._run is not None and tables.get(self._run.state.order.topic_id) is not self._run.state:
             self._run.is_cancelled = True
         self._context.counters.gauge("tables.tables").set(len(tables))
+
+    def _in_order(self, topics: Iterable[TopicImage]) -> list[TopicImage]:
+        """Return the topics so that those that were written before come first: a new one stops none of them."""
+        places = {topic_id: place for place, topic_id in enumerate(self.tables)}
+
+        def key(topic: TopicImage) -> tuple[int, bool, str]:
+            shown = self._earlier.get(str(topic.topic_id))
+            return places.get(topic.topic_id, len(places)), shown is None or shown["problem"] == TOO_MANY, topic.name
+
+        return sorted(topics, key=key)
 
     def do_work(self) -> int:
         now_ns = self._clock.monotonic_ns()

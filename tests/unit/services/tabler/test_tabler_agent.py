@@ -116,6 +116,10 @@ def test_a_box_has_a_bounded_number_of_tables_and_says_which_are_too_many(stand:
     monkeypatch.setattr(agent_module, "TABLES_MAX", 2)
     stand.agent.set_image(stand.image("bc"))
     stand.agent.set_image(stand.image("abc"))
+    stand.agent.set_image(stand.image("abc"))
+    stand.agent.do_work()
+    stand.agent.close()
+    stand.start().set_image(stand.image("abc"))
     stand.agent.do_work()
     shown = stand.shown()
     assert {name: table["failing"] for name, table in shown.items()} == {"a": 1, "b": 0, "c": 0}, "the one that came last"
