@@ -4,7 +4,7 @@
 # malice: a wheel is installed if requirements.lock of this release has its SHA-256, or the operator has given that of the whole list, which
 # --make-wheelhouse prints. Wheels that were built from sources (PySpark) differ with each build, so the lock cannot have them.
 
-PIPELINE_EXTRAS='pipeline delta postgresql' # of pyproject.toml: all that millrace load and millrace stream can do
+PIPELINE_EXTRAS='pipeline delta query postgresql' # of pyproject.toml: all that millrace load, stream and query can do
 
 # wants_pipeline: whether Spark jobs are to run from the release. What is installed stays as it is, unless something else is said.
 wants_pipeline() { [ "$PIPELINE" = yes ] || { [ -z "$PIPELINE" ] && [ -f "${PREFIX:-/nowhere}/current/.pipeline" ]; }; }

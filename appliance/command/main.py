@@ -38,6 +38,7 @@ def build_app() -> typer.Typer:
         log_dump,
         manual,
         mirror,
+        query,
         run,
         search,
         send,
@@ -62,6 +63,7 @@ def build_app() -> typer.Typer:
     app.command("top")(top.top)
     app.command("doctor")(doctor.doctor)
     app.command("search")(search.search)
+    app.command("query")(query.query)
     app.command("send")(send.send)
     app.command("load")(load.load)
     app.command("stream")(stream.stream)

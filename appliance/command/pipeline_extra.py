@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from appliance.base.errors import ConfigurationProblems
 from appliance.command.failures import UsageProblem
 
-_EXTRAS = {"deltalake": "delta", "psycopg": "postgresql"} | dict.fromkeys(("pyarrow", "numpy", "pyspark", "pandas", "py4j"), "pipeline")
+_EXTRAS = {"deltalake": "delta", "duckdb": "query", "psycopg": "postgresql"} | dict.fromkeys(("pyarrow", "numpy", "pyspark", "pandas", "py4j"), "pipeline")
 """Which extra of pyproject.toml brings what."""
 
 

@@ -1,0 +1,152 @@
+"""`millrace query`: SQL over the topics that the box keeps as tables, by DuckDB in this process.
+
+The tabler's file on tmpfs says where the tables are; they are read as this user. Weak: a query sees what was committed, which lags
+behind the topic by `millrace.table.interval.ms`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+from appliance.base.terminal_text import terminal_json
+from appliance.command.failures import PartlyDone, UsageProblem
+from appliance.command.options import ConfigOption, DataOption, argument, option
+from appliance.command.output import NOTHING, Column, cell, plural, print_table, say, until_reader_closes
+from appliance.command.pipeline_extra import pipeline_extra
+from appliance.command.table import read_tables
+
+if TYPE_CHECKING:
+    from appliance.pipeline.table_query import ResultColumn, TableQuery
+
+Row = Sequence[str | None]
+Result = TypeVar("Result")
+COLUMN_WIDTH = 8
+"""On a terminal that has less for each column, a row is a block of lines."""
+EXPLAINED = ["explain_key", "explain_value"]
+JSON_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
+CSV_QUOTED = frozenset('",\r\n')
+NAMED_MAX = 20
+INTERRUPT_SECONDS = 0.1
+"""An interrupt before DuckDB begins has no effect, so it is repeated."""
+
+
+def query(
+    sql: Annotated[str, argument("SQL", 'One query. Topics are tables, in quotes if need be: "my.topic". - reads it from standard input.')],
+    as_json: Annotated[bool, option("--json", help="One JSON object a row.")] = False,
+    as_csv: Annotated[bool, option("--csv", help="Comma-separated values with a heading.")] = False,
+    limit: Annotated[int, option("--max", metavar="N", min=1, help="Rows to show; --json and --csv show all. [default: 1000]")] = 1_000,
+    memory: Annotated[int, option("--memory", metavar="MIB", min=64, help="Memory of the query; one that needs more fails. [default: 1024]")] = 1_024,
+    threads: Annotated[int, option("--threads", metavar="N", min=1, max=256, help="Threads of the query. [default: 2]")] = 2,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Query the tables of the box by SQL (DuckDB's), read only.
+
+    Example: millrace query 'select host, count(*) from syslog where severity < 4 group by 1'
+    """
+    if as_json and as_csv:
+        raise UsageProblem("--json and --csv exclude each other")
+    directories = {str(table["topic"]): str(table["directory"]) for table in read_tables(data, config)}
+    text = sys.stdin.read() if sql == "-" else sql
+    with pipeline_extra():
+        from appliance.pipeline.table_query import QueryFailed, QueryRefused, TableQuery
+    with ThreadPoolExecutor(1) as thread, until_reader_closes():
+        try:
+            running = RunningQuery(TableQuery(directories, memory << 20, threads), thread, text)
+            if as_json or as_csv:
+                print_lines(running, json_line if as_json else csv_line, as_csv)
+            else:
+                print_rows(running, limit)
+        except QueryRefused as refused:
+            raise UsageProblem(str(refused)) from refused
+        except QueryFailed as problem:
+            if "Table with name" not in str(problem):
+                raise
+            known = ", ".join(sorted(directories)[:NAMED_MAX]) or "none"
+            raise QueryFailed(f"{problem}\n\nTables of this box: {known} (millrace table list)") from problem
+
+
+class RunningQuery:
+    """A query in a thread, so that Ctrl-C ends it."""
+
+    def __init__(self, query: TableQuery, thread: ThreadPoolExecutor, sql: str) -> None:
+        self._query = query
+        self._thread = thread
+        self.columns, self._batches = self._await(lambda: query.start(sql))
+
+    def rows(self) -> Iterator[Row]:
+        """Yield all rows. Raises PartlyDone after Ctrl-C."""
+        while batch := self._await(lambda: next(self._batches, None)):
+            yield from batch
+
+    def _await(self, work: Callable[[], Result]) -> Result:
+        future = self._thread.submit(work)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            while not wait((future,), INTERRUPT_SECONDS).done:
+                self._query.interrupt()
+            raise PartlyDone("the query was interrupted by Ctrl-C") from None
+
+
+def print_lines(running: RunningQuery, line: Callable[[Sequence[ResultColumn], Row], str], with_heading: bool) -> None:
+    """Print a row a line, as they come."""
+    if with_heading:
+        print(",".join(csv_value(column.title) for column in running.columns))
+    for row in running.rows():
+        print(line(running.columns, row))
+
+
+def print_rows(running: RunningQuery, limit: int) -> None:
+    """Print a table; a row is a block of lines where a terminal is too narrow."""
+    columns, rows = running.columns, list(islice(running.rows(), limit + 1))
+    if [column.title for column in columns] == EXPLAINED:
+        print("\n".join(cell(line) for row in rows for line in (row[1] or "").splitlines()))
+        return
+    shown = [[NOTHING if value is None else value for value in row] for row in rows[:limit]]
+    if sys.stdout.isatty() and len(columns) * COLUMN_WIDTH > shutil.get_terminal_size().columns:
+        for row in shown:
+            print_table([Column("column"), Column("value")], [[column.title, value] for column, value in zip(columns, row)])
+    else:
+        print_table([Column(cell(column.title), column.is_number) for column in columns], shown)
+    if len(rows) > limit:
+        say(f"the first {plural(limit, 'row')}: --max N shows more, --json and --csv all")
+
+
+def json_line(columns: Sequence[ResultColumn], row: Row) -> str:
+    """Return a row as a JSON object."""
+    return "{" + ", ".join(f"{terminal_json(column.title)}: {_json_value(column, value)}" for column, value in zip(columns, row)) + "}"
+
+
+def _json_value(column: ResultColumn, value: str | None) -> str:
+    if value is None:
+        return "null"
+    if column.is_boolean or (column.is_number and JSON_NUMBER.fullmatch(value)):
+        return value
+    if column.is_nested:
+        with suppress(ValueError):  # NaN is in it, which JSON does not have
+            return terminal_json(json.loads(value, parse_constant=_refuse_constant))
+    return terminal_json(value)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+def csv_line(_columns: Sequence[ResultColumn], row: Row) -> str:
+    """Return a row as RFC 4180 has it, without the end of the line."""
+    return ",".join("" if value is None else csv_value(value) for value in row)
+
+
+def csv_value(value: str) -> str:
+    """Quote what needs it, and what is empty, as null is not quoted."""
+    text = cell(value) if sys.stdout.isatty() else value
+    return '"' + text.replace('"', '""') + '"' if not text or not CSV_QUOTED.isdisjoint(text) else text

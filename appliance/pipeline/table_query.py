@@ -1,0 +1,141 @@
+"""SQL over Delta tables by DuckDB, each a view that has the name of its topic.
+
+DuckDB itself reads and writes no file: external access and its local file system are off, and settings are locked. Tables come through
+deltalake as Arrow datasets, which take columns and filters, so that files and row groups that cannot match are not read. Every value becomes
+text in DuckDB: a record's time may be any number, and Python's has no year 100,000. Weak: `memory_bytes` bounds DuckDB's memory, not what
+Arrow reads ahead of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import duckdb
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from appliance.base.errors import MillraceError
+
+_ROWS = 1_000
+_NUMBERS = frozenset(
+    ("tinyint", "smallint", "integer", "bigint", "hugeint", "utinyint", "usmallint", "uinteger", "ubigint", "uhugeint", "decimal", "float", "double")
+)
+_NESTED = frozenset(("list", "struct", "map", "array", "union"))
+_READING = frozenset((duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN))
+
+
+class QueryFailed(MillraceError):
+    """The query failed: DuckDB's words."""
+
+
+class QueryRefused(MillraceError):
+    """It is no query, or a table cannot be meant."""
+
+
+class ResultColumn(NamedTuple):
+    """A column of the result. Its values are text: of a number, JSON of a `nested` value, or else."""
+
+    title: str
+    is_number: bool
+    is_nested: bool
+    is_boolean: bool
+
+
+class TableQuery:
+    """One connection. `directories` are those of the tables, by topic."""
+
+    def __init__(self, directories: Mapping[str, str], memory_bytes: int, threads: int) -> None:
+        self._directories = directories
+        pa.set_cpu_count(threads)
+        pa.set_io_thread_count(threads)
+        limits = {"memory_limit": f"{memory_bytes}B", "threads": str(threads), "temp_directory": "", "python_enable_replacements": "false"}
+        extensions = dict.fromkeys(("autoinstall_known_extensions", "autoload_known_extensions", "allow_community_extensions"), "false")
+        self._connection = duckdb.connect(config={**limits, **extensions, "allow_persistent_secrets": "false"})
+        for setting in ("disabled_filesystems = 'LocalFileSystem'", "enable_external_access = false", "TimeZone = 'UTC'", "lock_configuration = true"):
+            self._connection.execute(f"SET {setting}")
+
+    def start(self, sql: str) -> tuple[list[ResultColumn], Iterator[list[tuple[str | None, ...]]]]:
+        """Return the columns of the result, and its rows by the thousand. Raises QueryFailed, QueryRefused, here and while rows are read."""
+        with _as_problem():
+            statements = self._connection.extract_statements(sql)
+            if len(statements) != 1 or statements[0].type not in _READING:
+                raise QueryRefused("write one query: SELECT, FROM, WITH, DESCRIBE, SUMMARIZE, or EXPLAIN of one; tables are read only")
+            self._make_views(sql)
+            found = self._connection.sql(sql)
+            kinds = [_kind(kind) for kind in found.types]
+            columns = [
+                ResultColumn(title, kind in _NUMBERS, kind in _NESTED, kind == "boolean")
+                for title, kind in zip(_different(found.columns), kinds)
+            ]  # fmt: skip
+            reader = found.project(", ".join(f"{_as_text(number, kind)} AS c{number}" for number, kind in enumerate(kinds, 1))).to_arrow_reader(_ROWS)
+        return columns, self._rows(reader)
+
+    def _rows(self, reader: Any) -> Iterator[list[tuple[str | None, ...]]]:
+        with _as_problem():
+            for batch in reader:
+                yield list(zip(*(column.to_pylist() for column in batch.columns)))
+
+    def interrupt(self) -> None:
+        """End what another thread runs."""
+        self._connection.interrupt()
+
+    def _make_views(self, sql: str) -> None:
+        """Register the tables that the query names."""
+        try:
+            named = self._connection.get_table_names(sql)
+            is_sure = True
+        except duckdb.Error:  # it has a join with USING of tables that are not there yet, or is wrong, which its run says
+            named, is_sure = {name for name in self._directories if name.lower() in sql.lower()}, False
+        found: dict[str, str] = {}
+        for name in sorted(named):
+            topic = self._topic(name)
+            if topic is None:
+                continue
+            if (other := found.setdefault(topic.lower(), topic)) != topic and is_sure:
+                raise QueryRefused(f"tables {other} and {topic} differ by capitals only, which SQL does not see; query one of them at a time")
+            try:
+                self._connection.register(name, DeltaTable(self._directories[topic]).to_pyarrow_dataset())
+            except (DeltaError, OSError, pa.ArrowException) as error:
+                if is_sure:
+                    raise QueryFailed(f"could not open the table {self._directories[topic]}: {error}") from error
+
+    def _topic(self, name: str) -> str | None:
+        if name in self._directories:
+            return name
+        alike = [topic for topic in self._directories if topic.lower() == name.lower()]
+        if len(alike) > 1:
+            raise QueryRefused(f"tables {' and '.join(sorted(alike))} differ by capitals only; write the name as one of them is written")
+        return alike[0] if alike else None
+
+
+@contextmanager
+def _as_problem() -> Iterator[None]:
+    try:
+        yield
+    except (duckdb.Error, OSError, pa.ArrowException) as error:
+        raise QueryFailed(str(error).rstrip()) from error
+
+
+def _kind(kind: Any) -> str:
+    return "list" if str(kind) == "JSON" else str(kind.id)
+
+
+def _as_text(number: int, kind: str) -> str:
+    """Return SQL for the text of a column. Bytes are text if they are UTF-8."""
+    if kind in _NESTED:
+        return f"CAST(to_json(#{number}) AS VARCHAR)"
+    return f"coalesce(TRY(decode(#{number})), CAST(#{number} AS VARCHAR))" if kind == "blob" else f"CAST(#{number} AS VARCHAR)"
+
+
+def _different(titles: list[str]) -> list[str]:
+    """Return titles that are different: objects of JSON have each name once."""
+    different: dict[str, None] = {}
+    for title in titles:
+        number = 0
+        while (name := f"{title}_{number}" if number else title) in different:
+            number += 1
+        different[name] = None
+    return list(different)
