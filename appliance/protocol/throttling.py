@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from appliance.protocol.apis import SERVED_APIS, ApiKey
+from appliance.protocol.apis import CODED_APIS, ApiKey
 from appliance.protocol.wire import INT16, INT32
 
 _HEAD_BYTES: Final = 8
@@ -38,7 +38,7 @@ _NONE: Final = frozenset({ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE, ApiKe
 
 def with_throttle_time(api_key: int, version: int, start: bytes, throttle_ms: int) -> bytes:
     """Return the first piece of a response frame, of Produce the whole frame, with this throttle time if its version has one."""
-    flexible = SERVED_APIS[api_key].is_flexible(version)
+    flexible = CODED_APIS[api_key].is_flexible(version)
     if api_key in _NONE:
         return start
     if api_key in _LAST:
