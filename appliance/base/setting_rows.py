@@ -446,6 +446,14 @@ _BOX_ROWS = (
         "zookeeper.session.timeout.ms", 1500, "ms", "silence after which ZooKeeper gives a broker up", "later fail-over, fewer false alarms", 500, 600 * SECOND
     ),
     SettingRow(
+        "alerts.url",
+        "",
+        "",
+        "where the console sends alarms that begin or end: an Alertmanager (http://HOST:9093/api/v2/alerts) or another HTTP server, which gets "
+        "Alertmanager's JSON for webhooks; with user and password before an @. Empty: nowhere",
+        "",
+    ),
+    SettingRow(
         "http.details.allowed.networks",
         "127.0.0.0/8, ::1",
         "",

@@ -12,6 +12,7 @@ import json
 import posixpath
 import re
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from appliance.base.config_numbers import parse_double
 from appliance.base.io_class import io_class_problems
@@ -285,6 +286,8 @@ def relation_problems(settings: dict[str, SettingValue]) -> list[str]:
             read_networks(str(settings[name]))
         except ValueError as error:
             problems.append(f"{name}: {error}")
+    if (problem := _url_problem(str(settings["alerts.url"]))) is not None:
+        problems.append(f"alerts.url {problem}; write http://HOST:PORT/PATH or https://…")
     if settings["authorizer.class.name"] not in AUTHORIZERS:
         problems.append(f"authorizer.class.name is {settings['authorizer.class.name']!r}; it must be empty or {AUTHORIZERS[1]}")
     problems += _zookeeper_tls_problems(settings)
@@ -312,6 +315,18 @@ def _flush_problems(policy: str, interval_messages: int, interval_ms: int) -> li
     if policy != "interval" and has_interval:
         return [f'log.flush.interval.messages or log.flush.interval.ms is set, which needs log.flush.policy = "interval"; it is "{policy}"']
     return []
+
+
+def _url_problem(url: str) -> str | None:
+    """Return why nothing could be sent to a URL; it may have a password, which is not repeated."""
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return "has no valid host and port"
+    if url and (parts.scheme not in ("http", "https") or not has_host):
+        return "does not begin with http:// or https:// and a host"
+    return "has characters that no URL has" if not url.isascii() or not url.isprintable() or " " in url else None
 
 
 def _is_share(text: str) -> bool:

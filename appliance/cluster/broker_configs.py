@@ -71,6 +71,9 @@ _TOPIC_TYPES: Final = {setting: row.type for row in TOPIC_CONFIG_ROWS.values() f
 fall back to them.
 """
 
+SECRET: Final = frozenset({"alerts.url"})
+"""Settings that may have a password."""
+
 NULL_AT_ZERO: Final = frozenset({"log.retention.ms", "log.retention.minutes", "log.roll.ms", "log.roll.jitter.ms"})
 """Settings whose 0 means unset, which Kafka shows as null."""
 
@@ -114,6 +117,8 @@ def _from_setting(row: SettingRow, value: SettingValue) -> BrokerConfig:
 
 
 def _type(row: SettingRow) -> str:
+    if row.name in SECRET:
+        return "password"
     if isinstance(row.default, bool):
         return "boolean"
     if isinstance(row.default, int):

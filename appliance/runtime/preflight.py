@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from appliance.base.box_registry import register_box, registry_directory
 from appliance.base.clock import Clock
 from appliance.base.errors import ConfigurationProblems
-from appliance.base.layout import BOX_FILE, INGEST_STATE, NETWORK_DIRECTORY, TABLES_STATE, BoxLayout, Disk, box_name, name_disks, preferred_roots
+from appliance.base.layout import BOX_FILE, CONSOLE_STATE, INGEST_STATE, NETWORK_DIRECTORY, TABLES_STATE, BoxLayout, Disk, box_name, name_disks, preferred_roots
 from appliance.base.settings import Box
 from appliance.base.trusted_files import box_group, directory_problem, open_directory, shared_mode
 from appliance.base.zookeeper_access import access_problems, tls_file_problems, zookeeper_access
@@ -292,8 +292,9 @@ def _take(
     if options.is_alone:
         identity = identity._replace(zookeeper_port=choose_zookeeper_port(identity.zookeeper_port))
     write_identity(options.state, identity)
-    make_network_directory(f"{options.state}/{INGEST_STATE}")  # a unit of ingest may write nowhere else in the state directory
-    open_to_group(f"{options.state}/{INGEST_STATE}")
+    for part in (INGEST_STATE, CONSOLE_STATE):  # units of ingest and console may write nowhere else in the state directory
+        make_network_directory(f"{options.state}/{part}")
+        open_to_group(f"{options.state}/{part}")
     if options.settings.get("tables.locations"):
         os.makedirs(f"{options.state}/{TABLES_STATE}", 0o750, exist_ok=True)  # the only part that a unit of the tabler may write to
     layout = BoxLayout(runtime_directory)

@@ -16,9 +16,10 @@ import socket
 import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from appliance.base.errors import ConfigurationProblems
-from appliance.base.layout import INGEST_STATE, SYSTEM_ROOT, TABLES_STATE, Disk
+from appliance.base.layout import CONSOLE_STATE, INGEST_STATE, SYSTEM_ROOT, TABLES_STATE, Disk
 from appliance.base.networks import is_network, split_networks
 from appliance.base.settings import Box, KafkaListener, SenderSocket
 from appliance.base.zookeeper_access import secret_path
@@ -95,7 +96,7 @@ def plan_units(box: Box, mount_points: Mapping[str, str], load: str = "") -> Uni
         "millrace-supervisor.service": _section("Unit", [f"RequiresMountsFor={state}", "ConditionPathExists=", *wanted])
         + _section("Service", [f"Environment={SETTINGS_MARK_VARIABLE}={settings_mark(box)}", "ReadOnlyPaths=", *_writes(state, *disks), *own_network]),
         "millrace-controller.service": _section("Service", [*_writes(state), *([] if is_alone(box) else ANY_ADDRESS), *own_network]),
-        "millrace-console.service": _section("Service", [hidden, *_own_addresses(box, listen if first.protocol == PLAINTEXT else box.local_kafka[0])]),
+        "millrace-console.service": _section("Service", [*_writes(f"-{state}/{CONSOLE_STATE}"), hidden, *_console_addresses(box, listen)]),
         # copies between clusters that may be elsewhere: it needs no box here
         "millrace-mirror@.service": _section("Unit", ["ConditionPathExists=", "ConditionPathExists=/etc/millrace/mirror/%i.toml"])
         + _section("Service", [f"{hidden} {' '.join([f'-{state}', *disks])}"]),
@@ -173,6 +174,15 @@ def _own_addresses(box: Box, own: str) -> list[str]:
     if own in (*_WILDCARDS, "localhost") and is_alone(box):
         return []
     return [f"IPAddressAllow={own}"] if is_alone(box) and is_network(own) else ANY_ADDRESS
+
+
+def _console_addresses(box: Box, listen: str) -> list[str]:
+    """Return the addresses that the console may connect to: its acceptors, and the server of `alerts.url`."""
+    own = _own_addresses(box, listen if box.kafka_listeners[0].protocol == PLAINTEXT else box.local_kafka[0])
+    host = urlsplit(box.text("alerts.url")).hostname or "localhost"
+    if host == "localhost" or own == ANY_ADDRESS:
+        return own
+    return [*own, f"IPAddressAllow={host}"] if is_network(host) else ANY_ADDRESS
 
 
 HEAD = "# Written by `millrace units apply` from the settings; put changes of your own into another file beside this one.\n"
@@ -254,6 +264,8 @@ def settings_mark(box: Box) -> str:
         told += [box.zookeeper_members, box.text("zookeeper.allowed.addresses")]
     if box.table_locations:
         told.append(box.table_locations)
+    if alerts := urlsplit(box.text("alerts.url")).hostname:
+        told.append(alerts)
     return f"{zlib.crc32(json.dumps([told, disks, box.integer('zookeeper.heap.mb')]).encode()):08x}"
 
 

@@ -163,17 +163,7 @@ class History:
         """Add the point of the interval that has just ended; figures that were not measured are
         left out."""
         self._times.append(between.after.wall_ms)
-        measured = (
-            between.rate("log_writer.bytes"),
-            between.rate("fetch.range_bytes"),
-            between.rate("log_writer.records"),
-            between.rate("ingest.received"),
-            _milliseconds(between.latency("produce.latency_us").p99_us),
-            _milliseconds(between.latency("fetch.latency_us").p99_us),
-            _milliseconds(between.latency("ingest.batch_us").p99_us),
-            between.cpu_percent_of_all(),
-        )
-        for name, value in zip(SERIES, measured, strict=True):
+        for name, value in zip(SERIES, measured(between), strict=True):
             self._series[name].append(value)
         known = len(self._times) - 1
         for disk in between.after.disk_bytes.keys() - self._disks.keys():
@@ -193,6 +183,20 @@ class History:
             **{name: [_rounded(value) for value in points[first:]] for name, points in self._series.items()},
             "disks": {disk: [_rounded(value) for value in points[first:]] for disk, points in sorted(self._disks.items())},
         }
+
+
+def measured(between: Between) -> tuple[float, ...]:
+    """Return the figures of an interval in the order of `SERIES`; NaN where nothing was timed."""
+    return (
+        between.rate("log_writer.bytes"),
+        between.rate("fetch.range_bytes"),
+        between.rate("log_writer.records"),
+        between.rate("ingest.received"),
+        _milliseconds(between.latency("produce.latency_us").p99_us),
+        _milliseconds(between.latency("fetch.latency_us").p99_us),
+        _milliseconds(between.latency("ingest.batch_us").p99_us),
+        between.cpu_percent_of_all(),
+    )
 
 
 def _milliseconds(microseconds: float | None) -> float:

@@ -25,6 +25,7 @@ import uvicorn
 
 from appliance.base.errors import MillraceError, StepsDown
 from appliance.base.http_hosts import box_names
+from appliance.base.layout import CONSOLE_STATE
 from appliance.base.networks import read_networks
 from appliance.ipc.frames import listen_unix
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
@@ -36,6 +37,9 @@ from appliance.runtime.unit_process import heart_of
 from appliance.shm.counters import Counters
 from services.console.access import Access
 from services.console.alarm import AlarmEvent
+from services.console.alarm_history import AlarmHistory
+from services.console.alarm_push import AlarmPush, AlarmSource
+from services.console.alarms import ALARMS
 from services.console.application import make_application
 from services.console.box_sample import BoxReader
 from services.console.console_connections import ConsoleConnections, bounded_protocol
@@ -43,6 +47,7 @@ from services.console.console_groups import GroupQuestions
 from services.console.console_host import HostFigures
 from services.console.kafka_workers import KafkaWorkers, own_kafka, security_of
 from services.console.search_processes import SearchProcesses
+from services.console.state_files import StateFiles
 from services.console.watch import BoxMonitor
 
 ROOT = Path(__file__).parent.parent.parent
@@ -94,6 +99,13 @@ class ConsoleAgent:
         self.watch = BoxMonitor(self._reader, context.clock, release_version(), self._on_alarm)
         self._questions = GroupQuestions(context.layout, context.poller, context.clock, self.watch.last_sample)
         self.watch.groups = lambda: self._questions.look
+        self._alarm_history = AlarmHistory(self.watch.alarms, ALARMS)
+        directory = f"{context.box.state_directory}/{CONSOLE_STATE}"
+        self._state = StateFiles(directory, [self._alarm_history, self.watch.figures], context.clock, context.counters, context.log)
+        box = context.box
+        source = AlarmSource(f"{box.advertise}:{box.http_port}", box.broker_id)
+        self._push = AlarmPush(box.text("alerts.url"), source, context.clock, context.counters, context.log)
+        self.watch.kept = lambda: {"push": self._push.document, "problems": sorted(self._state.problems.values())}
         self._cost = CostReport(context.counters)
         self.ending: StepsDown | None = None
         """Why the process stops itself, if it does."""
@@ -113,6 +125,8 @@ class ConsoleAgent:
         self._cost.turn(self._context.clock.monotonic_ns())
         self.watch.turn()
         self._questions.turn()
+        self._state.turn()
+        self._push.turn(self.watch.alarms.present)
         try:
             self._shared_memory.turn(self._context.clock.monotonic_ns())
         except StepsDown as reason:
@@ -120,7 +134,9 @@ class ConsoleAgent:
             self.on_ending()
 
     def _on_alarm(self, event: AlarmEvent) -> None:
-        """Log an alarm as well, for boxes without Prometheus."""
+        """Keep and send an alarm, and log it, for boxes without Prometheus."""
+        self._alarm_history.note()
+        self._push.on_alarm(event)
         if event.ended_wall_ms is None:
             self._context.log.warning(f"alarm {event.alarm.name}: {event.words}", reason=event.alarm.name)
         else:
@@ -131,6 +147,8 @@ class ConsoleAgent:
         self._timer.cancel()
         self._host_figures.close(loop)
         loop.remove_reader(self._context.poller.fileno())
+        self._state.close()
+        self._push.close()
         self._questions.close()
         self._reader.close()
 

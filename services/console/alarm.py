@@ -8,8 +8,8 @@ a percentile over a time), because both sides must agree.
 Checks the alarms: which condition holds for which labels since when, and which held recently.
 
 It uses the same rows as Prometheus, and works without Prometheus. Owned by the console's loop; time
-is an argument. Weak: its memory ends with the process; a rise is counted from the start of the
-console on.
+is an argument. Weak: a rise is counted from the start of the console on; an alarm that ended while the
+console did not run ends with its next look.
 """
 
 from __future__ import annotations
@@ -97,17 +97,27 @@ def _duration(seconds: int) -> str:
     return f"{seconds // MINUTE}m" if seconds and not seconds % MINUTE else f"{seconds}s"
 
 
-EVENTS = 100
+EVENTS = 300
+"""Past alarms that are remembered, and kept over a restart; and present ones that are kept."""
+TEXT_MAX = 300
+"""Characters of each text that is kept."""
 _BY_EXPOSED_NAME = {row.exposed_name: row for row in ROWS}
 
 
 class AlarmEvent(NamedTuple):
-    """One period of an alarm. `ended_wall_ms` is None while it lasts."""
+    """One period of an alarm. `ended_wall_ms` is None while it lasts; `labels`: (name, value) of what it
+    is about."""
 
     alarm: Alarm
     words: str
     began_wall_ms: int
     ended_wall_ms: int | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def key(self) -> tuple[str, Labels]:
+        """What distinguishes present alarms."""
+        return self.alarm.name, tuple(value for _, value in self.labels)
 
 
 class AlarmSample(NamedTuple):
@@ -137,7 +147,8 @@ class AlarmWatch:
                 holding.add(key)
                 since_ns = self._since.setdefault(key, now_ns)
                 if key not in self._firing and now_ns - since_ns >= alarm.hold_seconds * 1_000_000_000:
-                    self._firing[key] = event = AlarmEvent(alarm, alarm.words.format(**series.named(labels)), wall_ms)
+                    named = series.named(labels)
+                    self._firing[key] = event = AlarmEvent(alarm, alarm.words.format(**named), wall_ms, labels=tuple(named.items()))
                     news.append(event)
         for key in [key for key in self._since if key not in holding]:
             del self._since[key]
@@ -148,11 +159,28 @@ class AlarmWatch:
                 news.append(ended)
         return news
 
+    def restore(self, events: Iterable[AlarmEvent]) -> None:
+        """Take the alarms of an earlier incarnation, the latest first. Those that lasted go on if their
+        condition holds at the next `look`, and end otherwise."""
+        ended = []
+        for event in events:
+            if event.ended_wall_ms is not None:
+                ended.append(event)
+            elif (present := self._firing.get(event.key)) is None or present.began_wall_ms > event.began_wall_ms:
+                self._firing[event.key] = event
+                self._since.setdefault(event.key, 0)
+        self._ended = deque([*reversed(ended), *self._ended], maxlen=EVENTS)
+
     @property
     def looks(self) -> list[AlarmSample]:
         """The state of each alarm at the last `look`."""
         firing = {name for name, _ in self._firing}
         return [AlarmSample(alarm, alarm.name in firing) for alarm, _ in self._alarms]
+
+    @property
+    def present(self) -> Iterable[AlarmEvent]:
+        """Return the alarms that last."""
+        return self._firing.values()
 
     @property
     def events(self) -> list[AlarmEvent]:

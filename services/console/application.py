@@ -27,6 +27,7 @@ from appliance.base.http_hosts import is_cross_site, is_known_host, is_navigatio
 from services.console.access import Access
 from services.console.box_metrics import CONTENT_TYPE
 from services.console.box_sample import Readiness
+from services.console.figure_history import DAY_MS, HistorySpan
 from services.console.kafka_routes import PRODUCE_PATH, RECORD_BODY_BYTES_MAX, KafkaRoutes, SampledBox
 from services.console.kafka_workers import KafkaWorkers
 from services.console.pages import ASSETS, PAGES, whole_page
@@ -37,6 +38,7 @@ BODY_BYTES_MAX = 64 << 10
 """A larger body is refused before it is sent; of GET a small one is discarded."""
 HEADER_BYTES_MAX = 16 << 10
 PATH_BYTES_MAX = 4 << 10
+HISTORY_MS_MAX = 31 * DAY_MS
 
 _HTML = "text/html; charset=utf-8"
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
@@ -56,6 +58,10 @@ class Watch(SampledBox, Protocol):
     def topics(self, contained: str, with_internal: bool) -> dict[str, Any]: ...
 
     def senders(self) -> dict[str, Any]: ...
+
+    def alarms_document(self) -> dict[str, Any]: ...
+
+    def figures_between(self, span: HistorySpan) -> dict[str, Any]: ...
 
     def metrics(self, shows_release: bool) -> bytes: ...
 
@@ -93,11 +99,18 @@ def make_application(
         return Response(watch.metrics(access.sees_details(request)), media_type=CONTENT_TYPE, headers=_HEADERS)
 
     async def overview(request: Request) -> Response:
-        text = request.query_params.get("since", "0")
-        if not (text.isascii() and text.isdigit() and len(text) <= 15):
-            return _answer(400, {"error": f"since is {text[:40]!r}; it must be a time in milliseconds"})
-        document = watch.overview(int(text))
+        document = watch.overview(time_of(request, "since"))
         return _answer(200, document if access.sees_details(request) else without_details(document))
+
+    async def history(request: Request) -> Response:
+        span = HistorySpan(time_of(request, "from"), time_of(request, "to"))
+        if not 0 < span.end_ms - span.start_ms <= HISTORY_MS_MAX:
+            return _answer(400, {"error": f"from must be before to, by at most {HISTORY_MS_MAX} ms"})
+        return _answer(200, watch.figures_between(span))
+
+    async def alarms(request: Request) -> Response:
+        document = watch.alarms_document()
+        return _answer(200, document if access.sees_details(request) else document | {"push": {}, "problems": []})
 
     async def topics(request: Request) -> Response:
         contained, internal = request.query_params.get("contains", ""), request.query_params.get("internal", "") not in ("", "0", "false")
@@ -115,6 +128,8 @@ def make_application(
         Route("/readyz", readyz),
         Route("/metrics", metrics),
         Route("/api/overview", overview),
+        Route("/api/history", history),
+        Route("/api/alarms", alarms),
         Route("/api/topics", topics),
         Route("/api/senders", senders),
         *(Route(page.path, _file(whole_page(page), _HTML)) for page in PAGES),
@@ -129,6 +144,14 @@ def make_application(
     application = Starlette(routes=routes, middleware=guards, exception_handlers={HTTPException: _on_refused})
     application.router.redirect_slashes = False
     return application
+
+
+def time_of(request: Request, name: str) -> int:
+    """Return a time in milliseconds; 0 without one. Raises HTTPException."""
+    text = request.query_params.get(name, "0")
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise HTTPException(400, f"{name} is {text[:40]!r}; it must be a time in milliseconds")
+    return int(text)
 
 
 def without_details(document: dict[str, Any]) -> dict[str, Any]:
@@ -210,6 +233,8 @@ async def _on_refused(_request: Request, error: Exception) -> Response:
     status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (500, None)
     paths = ", ".join(page.path for page in PAGES)
     words = {404: f"there is no such page; try {paths}, /metrics, /healthz, /readyz", 405: "this is not answered here by that method"}
+    if status == 400 and isinstance(error, HTTPException):
+        words[400] = error.detail
     return _answer(status, {"error": words.get(status, "refused")}, headers)
 
 

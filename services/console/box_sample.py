@@ -19,6 +19,7 @@ present time. Weak: senders that exceed an ingest's limit are not included.
 from __future__ import annotations
 
 import os
+from math import nan
 from typing import Any, NamedTuple
 
 import orjson
@@ -140,6 +141,13 @@ class BoxSample(NamedTuple):
     def readiness(self) -> Readiness:
         """The answer of `/readyz`."""
         return Readiness(len(self.box.process_names()), self.missing)
+
+    @property
+    def fullest_disk_percent(self) -> float:
+        """The used share of the disk that is used most; NaN if no log-writer has reported."""
+        sizes = [snapshot.values for name, snapshot in self.counters.items() if name.startswith("log-writer@")]
+        used = [100 * (1 - values.get("disk.free_bytes", 0) / size) for values in sizes if (size := values.get("disk.total_bytes"))]
+        return max(used, default=nan)
 
     def total(self, counter: str, process: str = "") -> int:
         """Return the sum of a counter over its label values, of one process or of all."""

@@ -435,6 +435,11 @@ TABLES = (
     _found("table_last_commit_seconds", "When this box committed last since it started, Unix time; 0 if it did not.", ("topic",)),
 )
 SCRAPE = (
+    counter("alerts_sent", "alerts.sent", "Alarms, begun, repeated or over, that the server of `alerts.url` took."),
+    counter("alerts_failures", "alerts.failures", "Requests to it that failed and are tried again; the page of alarms says why."),
+    counter("alerts_dropped", "alerts.dropped", "Alarms that were not sent to it: too many waited, or an end was refused for an hour."),
+    counter("console_state_failures", "console.state_failures", "Times that a file in `STATE/console` could not be read or written; tried again each minute."),
+    counter("console_state_damaged", "console.state_damaged", "Files there that were damaged; what was readable was taken, the file is kept as NAME.damaged."),
     _found("console_scrape_seconds", "How long the console took for the scrape before this one."),
     counter(
         "console_refused_requests",

@@ -7,6 +7,7 @@ have all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from appliance.base.model import INTERNAL_TOPICS
@@ -14,7 +15,7 @@ from appliance.cluster.metadata_image import MetadataImage, TopicImage
 from appliance.runtime.ensemble_checks import open_listeners
 from appliance.senders.ingest_figures import IngestFigures, document_of
 from services.console.activity import DISK_TIMED, Between
-from services.console.alarm import AlarmEvent
+from services.console.alarm import Alarm, AlarmEvent, AlarmWatch
 from services.console.box_sample import SUPERVISOR, BoxSample, ProcessSample
 from services.console.console_groups import GroupLag, GroupsSample
 from services.console.disk_sample import DiskSample
@@ -26,6 +27,7 @@ GROUPS_SHOWN = 30
 SENDERS_SHOWN = 500
 GROUP_TOPICS_SHOWN = 3
 EVENTS_SHOWN = 20
+ALARMS_SHOWN = 300
 
 
 def overview(sample: BoxSample, between: Between, groups: GroupsSample, events: list[AlarmEvent], version: str) -> dict[str, Any]:
@@ -185,6 +187,33 @@ def _group(group: GroupLag) -> dict[str, Any]:
         "partitions": group.partitions,
         "topics": [topic.topic for topic in group.topics[:GROUP_TOPICS_SHOWN]],
         "topics_count": len(group.topics),
+    }
+
+
+def alarms_document(watch: AlarmWatch, alarms: Sequence[Alarm], now_ms: int) -> dict[str, Any]:
+    """Return the content of the page of alarms: what lasts, what ended, and each alarm with its runbook."""
+    events = watch.events
+    present = [event for event in events if event.ended_wall_ms is None]
+    past = events[len(present) :]
+    firing = {event.alarm.name for event in present}
+    return {
+        "now_ms": now_ms,
+        "present": [_event(event) for event in present[:ALARMS_SHOWN]],
+        "present_count": len(present),
+        "past": [_event(event) for event in past[:ALARMS_SHOWN]],
+        "past_count": len(past),
+        "alarms": [
+            {
+                "name": alarm.name,
+                "severity": alarm.severity,
+                "meaning": alarm.meaning,
+                "check": alarm.check,
+                "act": alarm.act,
+                "is_firing": alarm.name in firing,
+                "is_checked": alarm.condition is not None,
+            }
+            for alarm in alarms
+        ],
     }
 
 

@@ -3,7 +3,7 @@ groups, and the documents made of them.
 
 Owned by the console's loop; `turn` takes at most one sample (2 ms for a box of 2,000 partitions).
 No request waits for a process or a disk: answers use the last sample, or a new one from shared
-memory. Weak: its memory starts empty with the process.
+memory. Of its memory, alarms and minutes are kept over a restart (`state_files`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from services.console.alarms import ALARMS
 from services.console.box_metrics import Exposition
 from services.console.box_sample import BoxReader, BoxSample, Readiness
 from services.console.console_groups import NOT_LOOKED, GroupsSample
+from services.console.figure_history import FigureHistory, HistorySpan
 from services.console.figures import gather
-from services.console.overview import SENDERS_SHOWN, overview, senders_document, topic_list
+from services.console.overview import SENDERS_SHOWN, alarms_document, overview, senders_document, topic_list
 
 ALARMS_EVERY_MS = 10_000
 SENDERS_EVERY_MS = 10_000
@@ -39,11 +40,15 @@ class BoxMonitor:
         self._version = version
         self._on_alarm = on_alarm
         self.groups: Callable[[], GroupsSample] = lambda: NOT_LOOKED
-        self._alarms = AlarmWatch(ALARMS)
+        self.alarms = AlarmWatch(ALARMS)
+        self.figures = FigureHistory()
+        self.kept: Callable[[], dict[str, Any]] = dict
+        """What the page of alarms shows besides: of the files that are kept, and of the server that gets alarms."""
         self._history = History()
         self._exposition = Exposition(version, clock.monotonic_ns)
         self.sample = reader.read()
         self._slims: deque[Slim] = deque([slim(self.sample)], maxlen=SMOOTHED + 1)
+        self._minute_slim = self._slims[-1]
         self._next_ms = clock.monotonic_ms() + EVERY_MS
         self._next_alarms_ms = 0
         self._senders: tuple[BoxSample, dict[str, Any]] | None = None
@@ -57,9 +62,14 @@ class BoxMonitor:
         self.sample = self._reader.read()
         self._slims.append(slim(self.sample))
         self._history.add(Between(self._slims[-2], self._slims[-1]))
+        if self.figures.minute_ended(self.sample.wall_ms):
+            self.figures.add(
+                Between(self._minute_slim, self._slims[-1]), self.sample.fullest_disk_percent, sum(group.records for group in self.groups().groups)
+            )
+            self._minute_slim = self._slims[-1]
         if now_ms >= self._next_alarms_ms:
             self._next_alarms_ms = now_ms + ALARMS_EVERY_MS
-            for event in self._alarms.look(gather(self.sample, self.groups()), self.sample.monotonic_ns, self.sample.wall_ms):
+            for event in self.alarms.look(gather(self.sample, self.groups()), self.sample.monotonic_ns, self.sample.wall_ms):
                 self._on_alarm(event)
 
     def last_sample(self) -> BoxSample:
@@ -69,8 +79,16 @@ class BoxMonitor:
     def overview(self, since_ms: int) -> dict[str, Any]:
         """Return the document of the page, with the points of its charts after `since_ms`."""
         between = Between(self._slims[0], self._slims[-1])
-        document = overview(self.sample, between, self.groups(), self._alarms.events, self._version)
+        document = overview(self.sample, between, self.groups(), self.alarms.events, self._version)
         return document | {"history": self._history.document(since_ms)}
+
+    def figures_between(self, span: HistorySpan) -> dict[str, Any]:
+        """Return the points of a part of the last 30 days."""
+        return self.figures.document(span, self.sample.wall_ms) | {"now_ms": self.sample.wall_ms}
+
+    def alarms_document(self) -> dict[str, Any]:
+        """Return the alarms that last, those that ended, and the runbook of each."""
+        return alarms_document(self.alarms, ALARMS, self.sample.wall_ms) | self.kept()
 
     def topics(self, contained: str = "", with_internal: bool = False) -> dict[str, Any]:
         """Return the topics whose names contain a text, by name."""
@@ -89,7 +107,7 @@ class BoxMonitor:
 
     def metrics(self, shows_release: bool = True) -> bytes:
         """Take a new sample and return its scrape."""
-        return self._exposition.text(self._reader.read(), self.groups(), self._alarms.looks, shows_release)
+        return self._exposition.text(self._reader.read(), self.groups(), self.alarms.looks, shows_release)
 
     def is_alive(self) -> bool:
         """Return whether a process of the box runs besides the console."""

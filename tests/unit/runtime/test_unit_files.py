@@ -182,6 +182,11 @@ def test_console_and_ingest_connect_to_their_acceptors_alone_until_the_box_has_o
         assert addresses(unit, make_box(embedded_zookeeper=False)) == ["IPAddressDeny=", "IPAddressAllow="]
     assert addresses("console", make_box(listen="0.0.0.0")) == addresses("controller", make_box(listen="10.0.0.5")) == []
     assert addresses("console", make_box(listen="10.0.0.5")) == ["IPAddressAllow=10.0.0.5"]
+    alerts = "http://me:pa55@{}:9093/api/v2/alerts"
+    local, far, named = (make_box(settings={"alerts.url": alerts.format(host)}) for host in ("localhost", "10.0.0.9", "alerts.example"))
+    assert (addresses("console", local), addresses("console", far)) == (["IPAddressAllow=127.0.0.1"], ["IPAddressAllow=127.0.0.1", "IPAddressAllow=10.0.0.9"])
+    assert addresses("console", named) == ["IPAddressDeny=", "IPAddressAllow="]
+    assert settings_mark(far) != settings_mark(make_box()) and "pa55" not in str(plan(far))
     assert addresses("ingest@", make_box(advertise="10.0.0.6")) == ["IPAddressAllow=10.0.0.6"], "it reaches them where clients do"
     assert addresses("ingest@", make_box(advertise="box.example")) == ["IPAddressDeny=", "IPAddressAllow="], "a name may become any address"
     members = make_box(zookeeper_members=["1=10.0.0.1", "2=10.0.0.2", "3=10.0.0.3"])

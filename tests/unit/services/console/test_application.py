@@ -13,6 +13,7 @@ from appliance.base.networks import read_networks
 from services.console.access import Access
 from services.console.application import make_application
 from services.console.box_sample import Readiness
+from services.console.figure_history import DAY_MS, HistorySpan
 from services.console.pages import ASSETS, PAGES
 
 LOOPBACK = Access(read_networks("127.0.0.0/8, ::1"))
@@ -29,6 +30,12 @@ class FakeWatch:
         self.asked_since.append(since_ms)
         disks, processes = [{"name": "d0", "path": "/srv/d0"}], [{"name": "a", "pid": 7}, {"name": "b", "pid": 0}]
         return {"box": "b", "version": "1.2.3", "disks": disks, "processes": processes}
+
+    def alarms_document(self) -> dict[str, Any]:
+        return {"present": [], "push": {"target": "http://192.0.2.9"}, "problems": ["/srv/state is full"]}
+
+    def figures_between(self, span: HistorySpan) -> dict[str, Any]:
+        return span._asdict()
 
     def senders(self) -> dict[str, Any]:
         return {"senders": [{"host": "192.0.2.7"}]}
@@ -77,6 +84,8 @@ def test_only_allowed_networks_learn_senders_paths_of_disks_process_ids_and_the_
     assert document["disks"] == [{"name": "d0", "path": "/srv/d0" if sees else None}]
     assert [process["pid"] for process in document["processes"]] == [7 if sees else None, 0]
     assert (b"1.2.3" in ask("/metrics", client=client).body) == sees
+    alarms = ask("/api/alarms", client=client).body
+    assert (b"192.0.2.9" in alarms) == (b"/srv/state" in alarms) == sees
     senders = ask("/api/senders", client=client)
     assert (senders.status, b"192.0.2.7" in senders.body) == ((200, True) if sees else (403, False))
 
@@ -169,6 +178,13 @@ def test_a_request_body_is_refused(headers: dict[str, str]) -> None:
 def test_headers_and_paths_without_end_are_refused() -> None:
     assert (ask("/metrics", x=16_300 * "y").status, ask("/metrics", x=16_400 * "y").status) == (200, 431)
     assert (ask("/" + 4_000 * "y").status, ask("/" + 4_100 * "y").status, ask("/readyz?" + 4_100 * "y").status) == (404, 414, 414)
+
+
+@pytest.mark.parametrize("query", ["", "from=1", "from=5&to=5", "from=6&to=5", "from=-1&to=5", "from=x&to=5", f"from=0&to={31 * DAY_MS + 1}"])
+def test_a_span_that_is_none_or_too_long_is_refused(query: str) -> None:
+    assert orjson.loads(ask("/api/history?from=5&to=9").body) == {"start_ms": 5, "end_ms": 9}
+    refused = ask(f"/api/history?{query}")
+    assert refused.status == 400 and "from" in orjson.loads(refused.body)["error"]
 
 
 @pytest.mark.parametrize("since", ["-1", "1e9", "x", "", "9" * 16, "١٢"])

@@ -12,8 +12,10 @@ from appliance.senders.sender_accounts import SenderFigures, senders_file, write
 from lab.pretended_box import PretendedBox
 from services.console.activity import EVERY_MS, POINTS
 from services.console.alarm import AlarmEvent
+from services.console.alarms import ALARMS
 from services.console.box_sample import BoxReader
 from services.console.console_groups import GroupLag, GroupsSample, TopicLag
+from services.console.figure_history import HistorySpan
 from services.console.overview import GROUPS_SHOWN, SENDERS_SHOWN, TOPICS_SHOWN
 from services.console.watch import ALARMS_EVERY_MS, SENDERS_EVERY_MS, BoxMonitor
 
@@ -43,6 +45,27 @@ def watched(box: PretendedBox, clock: ManualClock) -> Watched:
 
 def named(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return next(row for row in rows if row["name"] == name)
+
+
+def test_the_page_of_alarms_has_a_runbook_for_each_and_marks_those_that_last(watched: Watched) -> None:
+    watched.box.counters["log-writer@d1"].counter("disk.fences_of_late").add(2)
+    watched.step(1 + ALARMS_EVERY_MS // EVERY_MS)
+    document = watched.watch.alarms_document()
+    assert [(event["name"], event["words"]) for event in document["present"]] == [("MillraceDiskFencedAgain", "disk d1 was fenced again")]
+    assert [alarm["name"] for alarm in document["alarms"] if alarm["is_firing"]] == ["MillraceDiskFencedAgain"]
+    assert len(document["alarms"]) == len(ALARMS) and all(alarm["check"] and alarm["act"] for alarm in document["alarms"])
+
+
+def test_each_minute_has_a_point_of_its_own(watched: Watched) -> None:
+    start_ms = watched.watch.last_sample().wall_ms
+    for _ in range(3 * 60_000 // EVERY_MS):
+        watched.box.append("logs", 1, records=1, size_bytes=10)
+        watched.box.counters["log-writer@d1"].counter("log_writer.records").add(20)
+        watched.box.counters["log-writer@d1"].counter("disk.total_bytes").add()
+        watched.step()
+    shown = watched.watch.figures_between(HistorySpan(start_ms - 60_000, watched.watch.last_sample().wall_ms))
+    known = [value for value in shown["records_per_s"] if value is not None]
+    assert known == [10.0] * len(known) and 2 <= len(known) <= 3 and {value for value in shown["fullest_disk_percent"] if value is not None} == {100.0}
 
 
 def test_rates_and_latencies_are_those_of_the_last_seconds(watched: Watched) -> None:
