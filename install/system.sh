@@ -114,11 +114,11 @@ make_directories() {
 # network_user RELEASE: the user of the processes that face the network. Up to 0.1 it is that of all.
 network_user() { sed -n 's/^User=//p' "$1/systemd/millrace-ingest@.service"; }
 
-# strangers_things USER: what a release whose network_user is USER could not use, because one with other users has left it: of ingest in the state
-# directory, and in shared memory. The directory itself may be the service's, too.
+# strangers_things USER: what a release whose network_user is USER could not use, because one with other users has left it: of ingest and console in
+# the state directory, and in shared memory. The directory itself may be the service's, too.
 strangers_things() {
-    local box
-    [ ! -d "$STATE_DIRECTORY/ingest" ] || find "$STATE_DIRECTORY/ingest" -mindepth 1 ! -user "$1"
+    local box part
+    for part in ingest console; do [ ! -d "$STATE_DIRECTORY/$part" ] || find "$STATE_DIRECTORY/$part" -mindepth 1 ! -user "$1"; done
     box=$(option_values console_socket) box=${box#"$RUNTIME_DIRECTORY/"} box=${box%%/*}
     find /dev/shm -maxdepth 1 -regextype posix-extended -regex "/dev/shm/millrace\\.$box\\.[a-z]+\\.(acceptor|ingest|console)(@.*)?" ! -user "$1"
 }
@@ -140,17 +140,17 @@ closed_logs() {
 
 # hand_over USER: to a release whose network_user is USER. Nothing of the box may run.
 hand_over() {
-    local path
+    local path part
     while read -r path; do
         case $path in /dev/shm/*) rm -f "$path" ;; esac
     done < <(strangers_things "$1")
-    [ ! -d "$STATE_DIRECTORY/ingest" ] || chown -RhP "$1:$SYSTEM_USER" "$STATE_DIRECTORY/ingest" || return 1
+    for part in ingest console; do [ ! -d "$STATE_DIRECTORY/$part" ] || chown -RhP "$1:$SYSTEM_USER" "$STATE_DIRECTORY/$part" || return 1; done
     if [ "$1" != "$SYSTEM_USER" ]; then
         while read -r path; do
             timeout 300 find "$path" -xdev -user "$SYSTEM_USER" ! -perm -g=r -exec chmod g+rX {} + || remark "searches cannot read all logs in $path yet; run install.sh again when its disk answers"
         done < <(closed_logs)
     fi
-    did "gave what ingest writes to $1"
+    did "gave what ingest and console write to $1"
 }
 
 link_command() {

@@ -33,6 +33,7 @@ PAGES = (
     Page("messages.html", "/messages", "Messages", ("messages.js",)),
     Page("groups.html", "/groups", "Groups", ("groups.js",)),
     Page("disks.html", "/disks", "Disks", ("disks.js",)),
+    Page("alarms.html", "/alarms", "Alarms", ("alarms.js",)),
     Page("senders.html", "/senders", "Senders", ("senders.js",)),
 )
 

@@ -75,7 +75,9 @@ def test_a_release_that_does_not_serve_leaves_the_one_before_it_in_place_and_the
     assert refused.returncode == 1, refused.stdout + refused.stderr
     assert release(installed) == before
     installed.await_all_active()
-    assert all(f"gave what ingest writes to {user}\n" in refused.stderr for user in ("millrace", "millrace-net")) and owners(installed) == {"millrace-net"}
+    assert all(f"gave what ingest and console write to {user}\n" in refused.stderr for user in ("millrace", "millrace-net")) and owners(installed) == {
+        "millrace-net"
+    }
     installed.box.run("bash /opt/millrace/current/install.sh --rollback")
     assert release(installed) == previous
     installed.await_all_active()

@@ -48,6 +48,15 @@ function fill(table, columns, rows, nothing) {
   });
 }
 
+// The Markdown of our own texts: `code` and [links](to pages of the documentation), which the console does not serve.
+function prose(text) {
+  return text.split(/(`[^`]+`|\[[^\]]+\]\([^)]+\))/).map((part) => {
+    const linked = /^\[([^\]]+)\]\(([^)#]*)(#[^)]*)?\)$/.exec(part);
+    if (linked) return linked[2] ? `${linked[1]} (docs/${linked[2]})` : linked[1];
+    return part.startsWith("`") ? make("code", "", part.slice(1, -1)) : part;
+  });
+}
+
 // `drawAgain` runs after each change: what is drawn with colours of the theme has to be made anew.
 function followTheme(drawAgain) {
   const wanted = () => (THEMES.includes(localStorage.getItem("theme")) ? localStorage.getItem("theme") : "system");
