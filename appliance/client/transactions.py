@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.base.model import BrokerId, ProducerId, TopicPartition
+from appliance.base.model import NO_LEADER, BrokerId, ProducerId, TopicPartition
 from appliance.client.cluster import ClusterClient
 from appliance.client.coordinator import TRANSACTION, CoordinatorClient, ask_every_broker
 from appliance.client.errors import refused
@@ -14,6 +14,7 @@ from appliance.client.messages import DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS,
 from appliance.protocol.topic_partitions import TopicPartitions
 from appliance.protocol.transaction_apis import (
     NO_TRANSACTION,
+    DescribedTransaction,
     DescribeProducersRequest,
     DescribeTransactionsRequest,
     InitProducerIdRequest,
@@ -23,6 +24,8 @@ from appliance.protocol.transaction_apis import (
 )
 
 ENDING_TIMEOUT_MS = 60_000
+PARTITIONS_ASKED = 200
+"""By one request: a partition may have 20,000 producers, of which the answer is long."""
 
 
 class TransactionListing(NamedTuple):
@@ -71,7 +74,22 @@ def describe_transaction(cluster: ClusterClient, transactional_id: str) -> Trans
         f"describe transactional id {transactional_id!r}",
         lambda body: (body.transactions[0].error_code, None),
     )
-    one = body.transactions[0]
+    return _description(body.transactions[0])
+
+
+def describe_transactions(cluster: ClusterClient, listed: Iterable[TransactionListing]) -> list[TransactionDescription]:
+    """Describe several by one request to each of their coordinators. One that is gone by now, or coordinated elsewhere, is left out."""
+    by_coordinator: dict[int, list[str]] = {}
+    for each in listed:
+        by_coordinator.setdefault(each.coordinator, []).append(each.transactional_id)
+    found = []
+    for coordinator, ids in by_coordinator.items():
+        body = cluster.ask_broker(BrokerId(coordinator), DESCRIBE_TRANSACTIONS, DescribeTransactionsRequest(tuple(ids)))
+        found += [_description(one) for one in body.transactions if one.error_code == ErrorCode.NONE]
+    return found
+
+
+def _description(one: DescribedTransaction) -> TransactionDescription:
     return TransactionDescription(
         one.transactional_id,
         one.producer_id,
@@ -91,37 +109,63 @@ def abort_transaction(cluster: ClusterClient, transactional_id: str) -> None:
     CoordinatorClient(cluster, TRANSACTION, transactional_id).ask(INIT_PRODUCER_ID, request, doing, lambda body: (body.error_code, None))
 
 
-def active_producers(cluster: ClusterClient, topics: Iterable[str]) -> list[ProducerOnPartition]:
-    """Of every partition of `topics`, as their leaders know them."""
+def _raise(_partition: TopicPartition, refusal: RequestRefused) -> None:
+    raise refusal
+
+
+def active_producers(
+    cluster: ClusterClient, topics: Iterable[str], on_refused: Callable[[TopicPartition, RequestRefused], None] = _raise
+) -> list[ProducerOnPartition]:
+    """Of every partition of `topics`, as their leaders know them; a partition that refuses raises, unless `on_refused` takes it."""
+    names = list(topics)
+    known = cluster.metadata(names).topics
+    by_leader: dict[BrokerId, list[TopicPartition]] = {}
+    for name in names:
+        topic = known.get(name)
+        if topic is None or topic.error != ErrorCode.NONE:
+            topic = cluster.topic(name, complete=False)
+        for partition in topic.partitions:
+            by_leader.setdefault(partition.leader, []).append(TopicPartition(name, partition.partition))
+    for each in by_leader.pop(NO_LEADER, []):
+        on_refused(each, refused(ErrorCode.LEADER_NOT_AVAILABLE, f"read the producers of {each}"))
     found: list[ProducerOnPartition] = []
-    for name in topics:
-        by_leader: dict[BrokerId, list[int]] = {}
-        for partition in cluster.topic(name, complete=False).partitions:
-            by_leader.setdefault(partition.leader, []).append(partition.partition)
-        for leader, numbers in by_leader.items():
-            body = cluster.ask_broker(leader, DESCRIBE_PRODUCERS, DescribeProducersRequest((TopicPartitions(name, tuple(numbers)),)))
-            for topic in body.topics:
-                for answer in topic.partitions:
-                    partition_of = TopicPartition(name, answer.partition)
-                    if answer.error_code != ErrorCode.NONE:
-                        raise refused(answer.error_code, f"read the producers of {partition_of}", answer.error_message)
-                    found += (
-                        ProducerOnPartition(
-                            partition_of,
-                            producer.producer_id,
-                            producer.producer_epoch,
-                            producer.last_timestamp_ms,
-                            producer.coordinator_epoch,
-                            producer.current_txn_start_offset,
-                        )
-                        for producer in answer.producers
-                    )
+    for leader, partitions in by_leader.items():
+        for start in range(0, len(partitions), PARTITIONS_ASKED):
+            found += _producers_on(cluster, leader, partitions[start : start + PARTITIONS_ASKED], on_refused)
     return found
+
+
+def _producers_on(
+    cluster: ClusterClient, leader: BrokerId, partitions: list[TopicPartition], on_refused: Callable[[TopicPartition, RequestRefused], None]
+) -> Iterator[ProducerOnPartition]:
+    by_topic: dict[str, list[int]] = {}
+    for each in partitions:
+        by_topic.setdefault(each.topic, []).append(each.partition)
+    request = DescribeProducersRequest(tuple(TopicPartitions(name, tuple(numbers)) for name, numbers in by_topic.items()))
+    body = cluster.ask_broker(leader, DESCRIBE_PRODUCERS, request)
+    for name, answer in ((topic.topic, answer) for topic in body.topics for answer in topic.partitions):
+        partition_of = TopicPartition(name, answer.partition)
+        if answer.error_code != ErrorCode.NONE:
+            on_refused(partition_of, refused(answer.error_code, f"read the producers of {partition_of}", answer.error_message))
+        for producer in answer.producers:
+            yield ProducerOnPartition(
+                partition_of,
+                producer.producer_id,
+                producer.producer_epoch,
+                producer.last_timestamp_ms,
+                producer.coordinator_epoch,
+                producer.current_txn_start_offset,
+            )
 
 
 def hanging(cluster: ClusterClient, topics: Iterable[str], min_age_ms: int, now_ms: int) -> list[ProducerOnPartition]:
     """Return producers with a transaction open for more than `min_age_ms` that no coordinator knows: no marker will ever end it (KIP-664)."""
-    open_for_long = [each for each in active_producers(cluster, topics) if each.start_offset != NO_TRANSACTION and now_ms - each.last_timestamp > min_age_ms]
+    return uncoordinated(cluster, active_producers(cluster, topics), min_age_ms, now_ms)
+
+
+def uncoordinated(cluster: ClusterClient, producers: Iterable[ProducerOnPartition], min_age_ms: int, now_ms: int) -> list[ProducerOnPartition]:
+    """Return those of `producers` that hang, as `hanging` does."""
+    open_for_long = [each for each in producers if each.start_offset != NO_TRANSACTION and now_ms - each.last_timestamp > min_age_ms]
     if not open_for_long:
         return []
     by_producer = {listed.producer_id: listed.transactional_id for listed in list_transactions(cluster)}

@@ -37,8 +37,8 @@ RECORD_BODY_BYTES_MAX = 2 << 20
 PRODUCE_PATH = "/api/records/produce"
 GROUP_PATH = "/api/group"
 DISKS_PATH = "/api/disks"
-KEPT_MS_BY_PATH = {DISKS_PATH: 1_000, "/api/groups": 4_000, "/api/boxes": 15_000}
-"""How long these answers are kept for other pages: to look at all groups or boxes is dear."""
+KEPT_MS_BY_PATH = {DISKS_PATH: 1_000, "/api/groups": 4_000, "/api/transactions": 2_000, "/api/producers": 1_000, "/api/boxes": 15_000}
+"""How long these answers are kept for other pages: to look at all groups, transactions or boxes is dear."""
 OF_DISKS = "box_documents.DiskContents"
 """Its methods also need the console's samples."""
 
@@ -48,6 +48,8 @@ READS = {
     "/api/records": "topic_documents.records_document",
     "/api/groups": "group_documents.groups_document",
     GROUP_PATH: "group_documents.group_document",
+    "/api/transactions": "transaction_documents.transactions_document",
+    "/api/producers": "transaction_documents.producers_document",
     "/api/boxes": "box_documents.boxes_document",
     DISKS_PATH: f"{OF_DISKS}.document",
 }
@@ -59,11 +61,20 @@ CHANGES = {
     PRODUCE_PATH: "topic_documents.produce",
     "/api/group/reset": "group_documents.reset",
     "/api/group/delete": "group_documents.delete",
+    "/api/transaction/abort": "transaction_documents.abort",
     "/api/disk/drain": f"{OF_DISKS}.drain",
 }
 
-_NOT_FOUND = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.INVALID_PARTITIONS})
-_CONFLICTS = frozenset({ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.NON_EMPTY_GROUP, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.POLICY_VIOLATION})
+_NOT_FOUND = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.INVALID_PARTITIONS, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND})
+_CONFLICTS = frozenset(
+    {
+        ErrorCode.TOPIC_ALREADY_EXISTS,
+        ErrorCode.NON_EMPTY_GROUP,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.POLICY_VIOLATION,
+        ErrorCode.INVALID_TXN_STATE,
+    }
+)
 _FORBIDDEN = frozenset(code for code in ErrorCode if code.name.endswith("AUTHORIZATION_FAILED"))
 
 

@@ -32,6 +32,7 @@ PAGES = (
     Page("topics.html", "/topics", "Topics", ("topics.js",)),
     Page("messages.html", "/messages", "Messages", ("messages.js",)),
     Page("groups.html", "/groups", "Groups", ("groups.js",)),
+    Page("transactions.html", "/transactions", "Transactions", ("transactions.js",)),
     Page("disks.html", "/disks", "Disks", ("disks.js",)),
     Page("alarms.html", "/alarms", "Alarms", ("alarms.js",)),
     Page("senders.html", "/senders", "Senders", ("senders.js",)),

@@ -1,0 +1,67 @@
+"""A page of the console in a real browser, used as a person with a keyboard uses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from selenium import webdriver
+from selenium.common.exceptions import ElementNotInteractableException, StaleElementReferenceException
+from selenium.webdriver.common.keys import Keys
+
+from lab.browser import complaints
+from lab.running_box import eventually
+
+HOSTILE = '<img src=x onerror="window.harmed=1"><script>window.harmed=1</script>'
+
+
+class ConsolePage:
+    """A page of the console in the browser; it complains of nothing, and does not scroll sideways on a phone."""
+
+    def __init__(self, driver: webdriver.Chrome, origin: str) -> None:
+        self.driver, self.origin = driver, origin
+
+    def open(self, path: str) -> None:
+        self.driver.get(self.origin + path)
+
+    def run(self, script: str, *arguments: object) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def text(self, selector: str) -> str:
+        return str(self.run("return document.querySelector(arguments[0])?.textContent ?? ''", selector))
+
+    def wait(self, selector: str, text: str) -> None:
+        try:
+            eventually(lambda: text in self.text(selector), f"{text!r} in {selector}", 60)
+        except AssertionError as late:
+            raise AssertionError(f"{late}, but {self.text(selector)[:300]!r}; trouble: {self.text('#trouble')}") from None
+
+    def press(self, name: str, within: str = "body") -> None:
+        """Press the button of this name, as one with a keyboard does."""
+        script = "const [name, within] = arguments, named = (each) => [each.textContent, each.ariaLabel].includes(name); "
+        script += "return [...(document.querySelector(within)?.querySelectorAll('button') ?? [])].find(named)"
+
+        def pressed() -> bool:
+            try:
+                button = self.run(script, name, within)
+                if button is None or not button.is_displayed() or not button.is_enabled():
+                    return False
+                button.send_keys(Keys.ENTER)
+                return True
+            except (StaleElementReferenceException, ElementNotInteractableException):
+                return False  # the page has drawn it again, or a dialog still waits for its answer
+
+        eventually(pressed, f"button {name}")
+
+    def type(self, **values: str) -> None:
+        """Fill in the fields of the open dialog, by their labels' first words."""
+        for label, value in values.items():
+            script = "return [...document.querySelectorAll('dialog label')].find((each) => each.textContent.startsWith(arguments[0]))"
+            field = self.run(script, label).find_element("css selector", "input, select, textarea")
+            if field.tag_name != "select":
+                field.clear()
+            field.send_keys(value)
+
+    def is_quiet(self) -> bool:
+        assert self.run("return window.harmed ?? null") is None
+        assert self.run("return document.documentElement.scrollWidth <= innerWidth"), "no sideways scrolling of the page"
+        return complaints(self.driver) == []
