@@ -5,7 +5,8 @@ minute while one lasts, with an end in the near future, so that it resolves them
 gets each change once, in the JSON that Alertmanager sends to webhooks (version 4). What waits is the
 latest state of each alarm, so repeats do not add up; an end that was refused for `KEPT_MS` is dropped
 and counted. No redirect is followed, and at most `ANSWER_BYTES` of an answer are read. Owned by the
-console's loop. Weak: after a lost answer a webhook gets a change twice.
+console's loop. Weak: after a lost answer a webhook gets a change twice; of an alarm whose begin still
+waits when the console restarts it gets the end alone.
 """
 
 from __future__ import annotations
@@ -171,7 +172,8 @@ class _Sending:
         self.began_ms = began_ms
         self.problem: str | None = None
         """None while it runs; empty if it was sent."""
-        self._connection: HTTPConnection | None = None
+        self._socket: socket.socket | None = None
+        """http.client forgets its own when an answer is the last of its connection."""
 
     @property
     def is_running(self) -> bool:
@@ -185,26 +187,28 @@ class _Sending:
             headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
         path = (target.path or "/") + (f"?{target.query}" if target.query else "")
         kind = HTTPSConnection if target.scheme == "https" else HTTPConnection
-        problem = "it was cut off"
+        problem, connection = "it was cut off", None
         try:
-            self._connection = kind(target.hostname or "", target.port, timeout=STEP_SECONDS)
-            self._connection.request("POST", path, self._body, headers)
-            answer = self._connection.getresponse()
+            connection = kind(target.hostname or "", target.port, timeout=STEP_SECONDS)
+            connection.connect()
+            self._socket = connection.sock
+            connection.request("POST", path, self._body, headers)
+            answer = connection.getresponse()
             said = " ".join(answer.read(ANSWER_BYTES).decode(errors="replace").split())
             is_taken = 200 <= answer.status < 300
             problem = "" if is_taken else f"it answered {answer.status} {answer.reason}{': ' if said else ''}{said}"[:TEXT_MAX]
         except (OSError, HTTPException, ValueError) as failure:
             problem = str(failure)[:TEXT_MAX] or type(failure).__name__
         finally:
-            if self._connection is not None:
-                self._connection.close()
+            if connection is not None:
+                connection.close()
             self.problem = problem
 
     def abort(self) -> None:
         """End the thread's wait for the server."""
-        if self._connection is not None and (connected := self._connection.sock) is not None:
+        if self._socket is not None:
             with suppress(OSError):
-                connected.shutdown(socket.SHUT_RDWR)
+                self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def _host(target: SplitResult) -> str:

@@ -193,15 +193,18 @@ def test_what_waits_is_bounded_and_an_end_that_is_not_taken_is_dropped(pushed: C
         assert (alarms.push.document["waiting"], alarms.count("dropped")) == (0, 3 + WAITING_MAX)
 
 
-def test_a_server_that_does_not_answer_is_cut_off(pushed: Callable[..., Pushed]) -> None:
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.0 200 OK\r\n\r\nx"])
+def test_a_server_that_does_not_answer_to_the_end_is_cut_off(pushed: Callable[..., Pushed], said: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         alarms = pushed(f"http://127.0.0.1:{silent.getsockname()[1]}/api/v2/alerts")
         alarms.push.on_alarm(event())
         alarms.push.turn([])
         connection, _ = silent.accept()
         with connection:
+            connection.sendall(said)
+            eventually(lambda: connection.recv(1 << 16).endswith(b"]"), "the request is whole")
             alarms.turn(SEND_MS + 1)
-        assert alarms.count("failures") == 1 and alarms.push.document["waiting"] == 1
+        assert alarms.count("failures") + alarms.count("sent") == 1 and alarms.push.document["waiting"] == (not said)
 
 
 def test_without_a_url_nothing_is_kept(pushed: Callable[..., Pushed]) -> None:
