@@ -90,6 +90,9 @@ class ClientConnection:
         except ProtocolViolation as error:
             self.close()
             raise BrokerUnreachable(f"what listens at {address} does not speak Kafka's protocol: {error}") from error
+        except BaseException:  # such as the time-out of a command
+            self.close()
+            raise
         if security is not None and not address.is_unix:
             try:
                 security.authenticate(lambda api, body: self.request(api, body, connect_timeout_ms), address)

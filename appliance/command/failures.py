@@ -35,6 +35,10 @@ class UsageProblem(MillraceError):
     """What was asked cannot be meant; the text says what to write instead."""
 
 
+class GaveUp(MillraceError):
+    """The time of --timeout is over."""
+
+
 class PartlyDone(MillraceError):
     """Some of what was asked is done, the rest was tried and failed; the text says which."""
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_MS = 5_000
 COMMAND_CONFIG_VARIABLE = "MILLRACE_COMMAND_CONFIG"
+chosen_command_config: str | None = None
+"""The file of --command-config, of the command that this process is."""
 
 
 @contextmanager
@@ -27,6 +29,7 @@ def open_cluster(bootstrap: str | None, data: str | None, config: str | None, co
     environment variable MILLRACE_COMMAND_CONFIG may name it, too. Without `bootstrap`, a box with TLS is asked
     with its own certificate.
     """
+    command_config = command_config or chosen_command_config
     addresses = (bootstrap_addresses if command_config else administration_addresses)(bootstrap, data, config)
     path = command_config or _named_config(bootstrap)
     security = read_security(path) if path else _own_security(data, config) if bootstrap is None else None
@@ -57,7 +60,7 @@ def _named_config(bootstrap: str | None) -> str | None:
 
 def spark_options(bootstrap: str | None, data: str | None, config: str | None) -> dict[str, str]:
     """The options of `format("millrace")` for what `open_cluster` opens: addresses, and what TLS and SASL need."""
-    path = _named_config(bootstrap)
+    path = chosen_command_config or _named_config(bootstrap)
     if path:
         read_security(path)  # what is wrong with the file is said by its name
         named = {name: value for name, value in _properties(path).items() if name.startswith(("security.", "sasl.", "ssl."))}

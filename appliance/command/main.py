@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from appliance.command.failures import EXIT_CODES_HELP, run_app
 
@@ -87,6 +87,17 @@ def build_app() -> typer.Typer:
     return app
 
 
+def build_parser() -> Any:
+    """The parser of the command tree, as it is run."""
+    import typer
+
+    from appliance.command.options import add_connection_options
+
+    parser = typer.main.get_command(build_app())
+    add_connection_options(parser)
+    return parser
+
+
 def _list_whole(app: typer.Typer) -> None:
     """Lists of commands have the first paragraph of each, which typer would cut at the end of a line."""
     for command in app.registered_commands:
@@ -124,8 +135,11 @@ def print_status_document(arguments: list[str]) -> bool:
 
 def run_command() -> None:
     """Run the command that the arguments name."""
-    if not print_status_document(sys.argv[1:]):
-        build_app()()
+    if print_status_document(sys.argv[1:]):
+        return
+    from appliance.command.usage_errors import run_parser
+
+    sys.exit(run_parser(build_parser()))
 
 
 def main() -> None:

@@ -42,10 +42,10 @@ def script(shell: str) -> str:
 
 def manual(directory: Annotated[str, argument("DIRECTORY", "A share directory, such as /usr/local/share.")]) -> None:
     """Write pages for man, and the scripts of all shells, below a directory."""
-    from appliance.command.main import build_app
+    from appliance.command.main import build_parser
 
     written = {SHARE[shell]: script(shell) for shell in SHELLS}
-    written |= {f"{PAGES}/{name}.1": text for name, text in pages(build_app())}
+    written |= {f"{PAGES}/{name}.1": text for name, text in pages(build_parser())}
     try:
         for name, text in written.items():
             path = os.path.join(directory, name)
@@ -59,12 +59,11 @@ def manual(directory: Annotated[str, argument("DIRECTORY", "A share directory, s
     print(f"wrote {len(written)} files below {directory}")
 
 
-def pages(app: Any) -> Iterator[tuple[str, str]]:
+def pages(root: Any) -> Iterator[tuple[str, str]]:
     """Return name and roff text of a page for each command, and for each list of commands."""
     import typer
     from typer.core import TyperGroup
 
-    root = typer.main.get_command(app)
     pending = [(root, typer.Context(root, info_name="millrace"))]
     while pending:
         command, context = pending.pop()

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from appliance import __version__
-from appliance.command.failures import UsageProblem
+from appliance.command.failures import GaveUp, UsageProblem
 
 
 def parse_setting(text: str) -> tuple[str, str]:
@@ -54,6 +54,61 @@ CommandConfigOption = Annotated[
         help="Properties file of a Kafka client: security.protocol, sasl.*, ssl.*. For all commands with --bootstrap: $MILLRACE_COMMAND_CONFIG",
     ),
 ]
+
+
+WITHOUT_TIMEOUT = frozenset({"send", "load", "stream", "tail"})
+"""Commands that run until their input ends, or until they are stopped."""
+
+
+def add_connection_options(command: Any) -> None:
+    """Give each command that has --bootstrap also --command-config and --timeout: what they mean is the same for all."""
+    for each in getattr(command, "commands", {}).values():
+        add_connection_options(each)
+    spellings = {spelling for each in command.params for spelling in each.opts}
+    if "--bootstrap" in spellings:
+        place = next(at for at, each in enumerate(command.params) if "--bootstrap" in each.opts) + 1
+        without = spellings | ({"--timeout"} if command.name in WITHOUT_TIMEOUT else set())
+        command.params[place:place] = [each for each in _connection_options() if not without & set(each.opts)]
+
+
+def _connection_options() -> list[Any]:
+    def declare(
+        command_config: CommandConfigOption = None,
+        timeout: Annotated[
+            float | None, option("--timeout", metavar="SECONDS", help="Give up after so many seconds. What was ordered by then may still happen.")
+        ] = None,
+    ) -> None: ...
+
+    app = typer.Typer(add_completion=False)
+    app.command()(declare)
+    made: list[Any] = [each for each in typer.main.get_command(app).params if each.name in ("command_config", "timeout")]
+    for each in made:
+        each.expose_value = False
+        each.callback = _choose_command_config if each.name == "command_config" else _start_timeout
+    return made
+
+
+def _choose_command_config(context: Any, _parameter: Any, value: str | None) -> None:
+    from appliance.command import kafka
+
+    kafka.chosen_command_config = value
+    context.call_on_close(lambda: setattr(kafka, "chosen_command_config", None))
+
+
+def _start_timeout(context: Any, parameter: Any, value: float | None) -> None:
+    import signal
+
+    if value is None:
+        return
+    if not 0 < value <= 86_400:
+        raise typer.BadParameter("write a number of seconds, above 0 and up to 86400", ctx=context, param=parameter)
+
+    def give_up(_number: int, _frame: Any) -> None:
+        raise GaveUp(f"gave up after {value:g} s (--timeout); what was ordered by then may still happen")
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, value)
+    context.call_on_close(lambda: signal.setitimer(signal.ITIMER_REAL, 0))
 
 
 def confirm(question: str, instead: str) -> None:

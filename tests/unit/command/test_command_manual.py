@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from appliance.command.failures import UsageProblem
-from appliance.command.main import build_app
+from appliance.command.main import build_parser
 from appliance.command.manual import PAGES, SHARE, SHELLS, manual, pages, script
 
 
@@ -52,7 +52,7 @@ def test_each_shell_has_a_script_and_others_have_none() -> None:
 
 
 def test_each_command_has_a_page_with_all_its_options(share: Path) -> None:
-    written = dict(pages(build_app()))
+    written = dict(pages(build_parser()))
     assert {path.stem for path in (share / PAGES).iterdir()} == set(written)
     page = written["millrace-topic-trim"]
     assert ".SH NAME\nmillrace\\-topic\\-trim \\- Delete a topic's oldest records for good.\n" in page

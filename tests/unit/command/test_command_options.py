@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import typer
 
-from appliance.command.main import build_app
+from appliance.command.main import build_parser
+from appliance.command.options import WITHOUT_TIMEOUT
 
 REPORTS_ONE_LINE = "prints one line about what it did"
 WITHOUT_JSON = {
@@ -40,7 +40,7 @@ CONFIRMED_OTHERWISE = {"disk replace": "--accept-data-loss", "disk remove": "ref
 
 
 def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    command = typer.main.get_command(build_app()) if command is None else command
+    command = build_parser() if command is None else command
     for name, each in getattr(command, "commands", {}).items():
         if hasattr(each, "commands"):
             yield from commands(each, (*path, name))
@@ -71,7 +71,8 @@ def test_one_meaning_has_one_name(name: str) -> None:
     for retired, kept in {"--plan": "--dry-run", "--execute": "--yes", "-y": "--yes", "--settings": "--config"}.items():
         assert retired not in options or options[retired] is options.get(kept), f"{retired} is another spelling of {kept}"
     if "--bootstrap" in options:
-        assert {"--data", "--config"} <= options.keys(), "all find their box in the same way"
+        assert {"--data", "--config", "--command-config"} <= options.keys(), "all find their box in the same way"
+        assert ("--timeout" in options) == (name.split()[-1] not in WITHOUT_TIMEOUT)
 
 
 def test_an_option_of_one_name_takes_a_value_everywhere_or_nowhere_and_has_one_short_form() -> None:

@@ -9,12 +9,10 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 
-from appliance.command.main import build_app
+from appliance.command.main import build_parser
 from tests.unit.documents.figures import markdown_bytes
 
 ROOT = Path(__file__).parents[3]
@@ -157,7 +155,7 @@ def test_the_map_has_every_folder_and_the_layers_are_those_that_are_held() -> No
 
 
 def test_commands_and_their_options_are_there() -> None:
-    root: Any = typer.main.get_command(build_app())
+    root = build_parser()
     wrong = []
     for document in DOCUMENTS:
         for text in COMMAND.findall(document.read_text()):

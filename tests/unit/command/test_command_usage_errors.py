@@ -1,0 +1,62 @@
+"""What a wrong command line is answered by."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from appliance.command import kafka
+from appliance.command.failures import GaveUp, UsageProblem
+from appliance.command.main import build_parser
+from appliance.command.usage_errors import WIDTH, run_parser
+
+PARSER = build_parser()
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["millrace", *arguments])
+    return run_parser(PARSER)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("topic trim --befor 1 x", "millrace topic trim: there is no option --befor; did you mean --before?"),
+        ("topic lis", "millrace topic: there is no command lis; did you mean list?"),
+        ("topic create", "millrace topic create: NAME is missing"),
+        ("topic create x --partitions 0", "millrace topic create: --partitions: the least is 1"),
+        ("topic create x --partitions a", "millrace topic create: --partitions: that is no whole number"),
+        ("topic create x --partitions", "millrace topic create: --partitions needs a value"),
+        ("topic list a b", "millrace topic list: a b: that is more than the command takes"),
+        ("topic list --json=3", "millrace topic list: --json takes no value"),
+        ("topic list --timeout 0", "millrace topic list: --timeout: write a number of seconds, above 0 and up to 86400"),
+        ("topic list --timeout soon", "millrace topic list: --timeout: that is no number"),
+    ],
+)
+def test_the_whole_usage_comes_first_and_what_is_wrong_in_our_words_last(
+    line: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *line.split()) == 2
+    said = capsys.readouterr()
+    *usage, last = said.err.splitlines()
+    assert (last, said.out) == (words, "")
+    assert usage[0].startswith(f"Usage: {words.partition(':')[0]} ") and len(usage) > 4
+    assert max(map(len, usage)) <= WIDTH
+
+
+def test_a_timeout_ends_a_command_that_waits_for_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(GaveUp, match=r"gave up after 0.2 s \(--timeout\)"):
+            run(monkeypatch, "topic", "list", "--bootstrap", address, "--timeout", "0.2")
+
+
+def test_each_command_with_bootstrap_takes_the_options_of_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("security.protocol=KERBEROS\n")
+    with pytest.raises(UsageProblem, match=r"security.protocol is 'KERBEROS'"):
+        run(monkeypatch, "group", "list", "--bootstrap", "127.0.0.1:1", "--command-config", str(file))
+    assert kafka.chosen_command_config is None, "the choice is that of one command"
