@@ -338,19 +338,20 @@ def resolve_settings(chosen: dict[str, object], source: str) -> tuple[dict[str, 
     """Return all settings, the `chosen` ones in place of defaults, and all problems; `source` says
     where they were read."""
     settings = default_settings()
-    problems = []
+    problems: list[str] = []
+    wrong: set[str] = set()
     for name, value in chosen.items():
         row = SETTING_ROWS.get(name)
         if row is None:
             problems.append(f"{source}: there is no setting {name}{_nearest(name)}")
         elif (problem := setting_problem(row, value)) is not None:
             problems.append(f"{source}: {problem}")
+            wrong.add(name)
         else:
             assert isinstance(value, str | int | bool)
             settings[name] = value
-    if not problems:
-        problems = [f"{source}: {problem}" for problem in relation_problems(settings)]
-    return settings, problems
+    between = [problem for problem in relation_problems(settings) if not any(name in problem for name in wrong)]  # a wrong one has its default here
+    return settings, problems + [f"{source}: {problem}" for problem in between]
 
 
 def _nearest(name: str) -> str:

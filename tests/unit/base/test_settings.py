@@ -30,13 +30,21 @@ def test_defaults_go_together() -> None:
 
 
 def test_all_problems_are_found_at_once_each_with_its_place_and_what_is_allowed() -> None:
-    _, problems = resolve_settings({"num.partitions": 0, "log.segment.byte": 1, "delete.topic.enable": "yes", "ingest.syslog.key": "pid"}, "m.toml")
+    _, problems = resolve_settings(
+        {"num.partitions": 0, "log.segment.byte": 1, "delete.topic.enable": "yes", "ingest.syslog.key": "pid", "tables.locations": "here"}, "m.toml"
+    )
+    assert [each.partition(";")[0] for each in problems.pop().splitlines()] == ["m.toml: tables.locations has 'here'"]
     assert problems == [
         "m.toml: num.partitions is 0; allowed is a whole number from 1 to 10000",
         "m.toml: there is no setting log.segment.byte; did you mean log.segment.bytes?",
         "m.toml: delete.topic.enable is 'yes'; allowed is true or false",
         "m.toml: ingest.syslog.key is 'pid'; allowed is one of host, app, none",
     ]
+
+
+def test_no_problem_comes_from_the_default_in_place_of_a_wrong_value() -> None:
+    _, problems = resolve_settings({"socket.request.max.bytes": "much", "message.max.bytes": 200_000_000}, "m.toml")
+    assert len(problems) == 1 and problems[0].startswith("m.toml: socket.request.max.bytes is 'much'")
 
 
 def test_what_may_reach_zookeeper_is_said_by_addresses() -> None:
