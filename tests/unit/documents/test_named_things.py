@@ -172,6 +172,18 @@ def test_commands_and_their_options_are_there() -> None:
     assert wrong == []
 
 
+def test_each_command_for_those_who_come_from_kafka_is_one() -> None:
+    """All of it is parsed, values included, and nothing is run."""
+    rows = re.findall(r"^\| `(\S+\.sh)[^|]* \| `millrace ([^`]*)` \|$", (ROOT / "docs/coming-from-kafka.md").read_text(), re.MULTILINE)
+    assert len(rows) > 15 and all(tool.startswith(("kafka-", "connect-")) for tool, _ in rows)
+    for _, line in rows:
+        command, words = build_parser(), line.split()
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        assert not hasattr(command, "commands"), line
+        command.make_context(line, words)
+
+
 def test_what_is_written_by_hand_does_not_grow() -> None:
     written, _ = markdown_bytes()
     assert written <= WRITTEN_BYTES_MAX, "say it once, where its reader looks for it, and cut elsewhere"
