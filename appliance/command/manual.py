@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
 
+import typer
+
 from appliance.command.failures import UsageProblem
 from appliance.command.options import argument
 
@@ -40,12 +42,16 @@ def script(shell: str) -> str:
     return get_completion_script(prog_name="millrace", complete_var="_MILLRACE_COMPLETE", shell=shell) + "\n"
 
 
-def manual(directory: Annotated[str, argument("DIRECTORY", "A share directory, such as /usr/local/share.")]) -> None:
+def manual(context: typer.Context, directory: Annotated[str, argument("DIRECTORY", "A share directory, such as /usr/local/share.")]) -> None:
     """Write pages for man, and the scripts of all shells, below a directory."""
-    from appliance.command.main import build_parser
+    count = write_manual(context.find_root().command, directory)
+    print(f"wrote {count} files below {directory}")
 
+
+def write_manual(root: Any, directory: str) -> int:
+    """Write all files, each as a whole; return how many. Raises UsageProblem."""
     written = {SHARE[shell]: script(shell) for shell in SHELLS}
-    written |= {f"{PAGES}/{name}.1": text for name, text in pages(build_parser())}
+    written |= {f"{PAGES}/{name}.1": text for name, text in pages(root)}
     try:
         for name, text in written.items():
             path = os.path.join(directory, name)
@@ -56,12 +62,11 @@ def manual(directory: Annotated[str, argument("DIRECTORY", "A share directory, s
             os.replace(f"{path}.part", path)
     except OSError as error:
         raise UsageProblem(f"could not write {error.filename}: {error.strerror}") from error
-    print(f"wrote {len(written)} files below {directory}")
+    return len(written)
 
 
 def pages(root: Any) -> Iterator[tuple[str, str]]:
     """Return name and roff text of a page for each command, and for each list of commands."""
-    import typer
     from typer.core import TyperGroup
 
     pending = [(root, typer.Context(root, info_name="millrace"))]

@@ -12,14 +12,14 @@ import pytest
 
 from appliance.command.failures import UsageProblem
 from appliance.command.main import build_parser
-from appliance.command.manual import PAGES, SHARE, SHELLS, manual, pages, script
+from appliance.command.manual import PAGES, SHARE, SHELLS, pages, script, write_manual
 
 
 @pytest.fixture(scope="module")
 def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `millrace manual` writes, and the command itself."""
     directory = tmp_path_factory.mktemp("share")
-    manual(str(directory))
+    write_manual(build_parser(), str(directory))
     command = directory / "bin" / "millrace"
     command.parent.mkdir()
     command.write_text(f"#!{sys.executable} -P\nfrom appliance.command.main import main\nmain()\n")
