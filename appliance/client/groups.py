@@ -29,6 +29,8 @@ from appliance.protocol.group_offset_apis import (
 from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 
 NEW_PROTOCOL = "consumer"
+MIRROR_PREFIX = "millrace-mirror."
+"""Groups and transactional ids of mirrors begin so. Their offsets are positions in the source, and no lag follows from them."""
 _NO_GENERATION = -1
 
 
@@ -164,7 +166,7 @@ def group_progress(cluster: ClusterClient, group_id: str, described: GroupDescri
                 "partition": partition.partition,
                 "committed_offset": offset,
                 "end_offset": end,
-                "lag": None if offset is None or end is None else max(0, end - offset),
+                "lag": None if offset is None or end is None or group_id.startswith(MIRROR_PREFIX) else max(0, end - offset),
                 "member": reader.member_id if reader is not None else None,
                 "host": reader.client_host if reader is not None else None,
             }
@@ -194,6 +196,9 @@ def group_lags(cluster: ClusterClient, groups: Iterable[GroupListing]) -> dict[s
     ends, _ = try_list_offsets(cluster, _existing(cluster, partitions), LATEST_TIMESTAMP)
     lags: dict[str, int | None] = {}
     for name, offsets in committed.items():
+        if name.startswith(MIRROR_PREFIX):
+            lags[name] = None
+            continue
         known = [max(ends[partition].offset - offset, 0) for partition, offset in offsets.items() if partition in ends]
         lags[name] = sum(known) if known or not offsets else None
     return lags

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -65,6 +66,7 @@ def describe(
     ]
     print_table([Column("member"), Column("instance"), Column("client"), Column("host"), Column("reads")], rows)
     _print_progress(progress)
+    _explain_mirrors([group])
 
 
 def lag(
@@ -86,6 +88,16 @@ def lag(
     _print_progress(found, names_groups=True)
     behind = sum(row["lag"] or 0 for row in found)
     say(f"{count_text(behind)} records behind in all")
+    _explain_mirrors(names)
+
+
+def _explain_mirrors(groups: Iterable[str]) -> None:
+    """A mirror's group has no lag that could be computed here."""
+    from appliance.client.groups import MIRROR_PREFIX
+
+    for name in groups:
+        if name.startswith(MIRROR_PREFIX):
+            say(f"{name}: a mirror's positions, which are offsets of its source; for its lag: millrace mirror status")
 
 
 def _print_progress(rows: list[dict[str, Any]], names_groups: bool = False) -> None:

@@ -6,6 +6,7 @@ something needs attention; 78 the file is wrong (no restart).
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -105,6 +106,9 @@ def run_mirror(options: MirrorOptions) -> int:
     """Copy until SIGTERM or SIGINT."""
     name_process("mirror")
     log = logger_from_environment(f"mirror@{options.name}")
+    lock = take_lock(options, log)
+    if lock is None:
+        return EXIT_FAILED
     stop = StopSignal()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stop.set())
@@ -127,7 +131,30 @@ def run_mirror(options: MirrorOptions) -> int:
         reporter.write(is_running=False)
         mirror.close()
         log.close()
+        os.close(lock)
     return 0
+
+
+def take_lock(options: MirrorOptions, log: Logger) -> int | None:
+    """Lock a file beside the status file for this process, and return its descriptor; None: another process has the lock.
+
+    Two mirrors of one name on several machines fence each other by their transactional id."""
+    path = f"{os.path.splitext(options.status_file)[0]}.lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        log.error(f"could not lock {path}: {error.strerror}; let this user write there, or set status-file in the mirror's file")
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+        os.close(descriptor)
+        log.error(f"mirror {options.name} runs already (pid {owner or 'unknown'}, lock {path}); stop it first")
+        return None
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()}\n".encode())
+    return descriptor
 
 
 def _turn_until(stop: StopSignal, mirror: Mirror, reporter: StatusReporter, log: Logger) -> None:

@@ -14,8 +14,8 @@ from appliance.base.errors import RequestRefused
 from appliance.base.model import TopicPartition
 from appliance.client.cluster import ClusterClient
 from appliance.client.errors import ClientFailed
-from appliance.client.groups import CommittedOffset, committed_offsets, list_groups, set_offsets
-from services.mirror.mirror_file import POSITIONS_PREFIX, MirroredSource
+from appliance.client.groups import MIRROR_PREFIX, CommittedOffset, committed_offsets, list_groups, set_offsets
+from services.mirror.mirror_file import MirroredSource
 from services.mirror.source import MirroredPartition, MirrorSource
 
 IDLE_STATES = frozenset(("", "Empty", "Dead"))
@@ -46,7 +46,7 @@ def translate_groups(source: MirrorSource, target: ClusterClient, partitions: Ma
 
 
 def is_chosen(options: MirroredSource, group_id: str) -> bool:
-    return not group_id.startswith(POSITIONS_PREFIX) and any(each.fullmatch(group_id) for each in options.groups)
+    return not group_id.startswith(MIRROR_PREFIX) and any(each.fullmatch(group_id) for each in options.groups)
 
 
 def plan_offsets(

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from appliance.base.errors import ConfigurationProblems
 from appliance.base.model import topic_name_problem
 from appliance.client.address import Address, parse_addresses
+from appliance.client.groups import MIRROR_PREFIX
 from appliance.client.security import ClientSecurity, client_security
 
 BOOTSTRAP: Final = "bootstrap.servers"
@@ -57,15 +58,12 @@ class MirrorOptions(NamedTuple):
 
     @property
     def transactional_id(self) -> str:
-        return f"{POSITIONS_PREFIX}{self.name}"
+        return f"{MIRROR_PREFIX}{self.name}"
 
     def group_of(self, source: MirroredSource) -> str:
         """Return the group whose offsets on the target are the positions in this source."""
-        return f"{POSITIONS_PREFIX}{self.name}.{source.name}"
+        return f"{MIRROR_PREFIX}{self.name}.{source.name}"
 
-
-POSITIONS_PREFIX: Final = "millrace-mirror."
-"""Groups and transactional ids of mirrors begin so."""
 
 _MIRROR_KEYS: Final = {"target", "source", "round-ms", "topics-seconds", "groups-seconds", "status-seconds", "status-file", "copy-settings"}
 _SOURCE_KEYS: Final = {"name", "topics", "exclude", "prefix", "start", "on-source-change", "groups"}

@@ -14,8 +14,8 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import TopicPartition
 from appliance.client.admin import TopicSettings, add_partitions, alter_topic_settings, create_topic, settings_of_topics
 from appliance.client.cluster import ClusterClient, ClusterMetadata
-from appliance.client.groups import CommittedOffset, committed_offsets, list_groups
-from services.mirror.mirror_file import POSITIONS_PREFIX, MirrorOptions
+from appliance.client.groups import MIRROR_PREFIX, CommittedOffset, committed_offsets, list_groups
+from services.mirror.mirror_file import MirrorOptions
 from services.mirror.topic_rules import CopiedTopic, LeftOut, read_note, settings_to_set
 
 NO_SETTINGS = TopicSettings(frozenset(), {})
@@ -87,7 +87,7 @@ def read_origins(cluster: ClusterClient) -> dict[str, dict[str, str]]:
     """Return the topics of a cluster that mirrors copied into it: where from, and which group says so."""
     found: dict[str, dict[str, str]] = {}
     for listed in list_groups(cluster):
-        if listed.group_id.startswith(POSITIONS_PREFIX):
+        if listed.group_id.startswith(MIRROR_PREFIX):
             for partition, position in committed_offsets(cluster, listed.group_id).items():
                 for origin in read_note(position.metadata).origins:
                     found.setdefault(partition.topic, {}).setdefault(origin, listed.group_id)

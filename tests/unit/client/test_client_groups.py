@@ -14,7 +14,7 @@ from appliance.client.groups import CommittedOffset, GroupListing, ResetTo, grou
 from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker
 
-COMMITTED = {"ahead": {0: 25}, "behind": {0: 10, 1: 12}, "empty": {}, "gone": {0: 5}}
+COMMITTED = {"ahead": {0: 25}, "behind": {0: 10, 1: 12}, "empty": {}, "gone": {0: 5}, "millrace-mirror.m.a": {0: 7}}
 AT_TIME_MS = 1_000
 
 
@@ -58,7 +58,9 @@ def test_lags_of_all_groups_of_a_coordinator_take_one_request(broker: Broker) ->
     listed.append(GroupListing("elsewhere", "Stable", "classic", "consumer", 9))
     cluster = broker.cluster()
     cluster.metadata([])
-    assert group_lags(cluster, listed) == {"ahead": 0, "behind": 18, "empty": 0, "gone": None}
+    assert group_lags(cluster, listed) == {"ahead": 0, "behind": 18, "empty": 0, "gone": None, "millrace-mirror.m.a": None}, (
+        "positions of a mirror are offsets of its source"
+    )
     assert (broker.count_of("offset_fetch"), broker.count_of("list_offsets")) == (1, 1)
 
 

@@ -12,13 +12,14 @@ import pytest
 
 from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode
+from appliance.base.logging import logger_from_environment
 from appliance.base.model import BrokerId, Offset, TopicId, TopicPartition
 from appliance.client import messages
 from appliance.client.connection import await_readable
 from appliance.client.groups import CommittedOffset
-from services.mirror.__main__ import MirrorStopped, StopSignal, main
+from services.mirror.__main__ import MirrorStopped, StopSignal, main, take_lock
 from services.mirror.group_offsets import is_chosen, plan_offsets
-from services.mirror.mirror_file import ClusterOptions, MirroredSource
+from services.mirror.mirror_file import ClusterOptions, MirroredSource, read_mirror_file
 from services.mirror.mirror_status import has_problem, prometheus_text, status_text, write_status
 from services.mirror.source import COPYING, FIRST_PAUSE_MS, RETRYING, STOPPED, MirroredPartition, MirrorSource
 from services.mirror.topic_rules import PositionNote, write_note
@@ -233,6 +234,20 @@ def test_check_and_status_say_what_is_wrong(tmp_path: Path, capsys: pytest.Captu
     assert main(["status", str(path)]) == 1 and "is it running?" in capsys.readouterr().err
     path.write_text("colour = 1")
     assert (main(["check", str(path)]), main(["run", str(path)])) == (1, 78) and capsys.readouterr().err.count("colour is no key") == 2
+
+
+def test_a_second_mirror_of_one_file_ends_and_names_the_first(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.toml"
+    path.write_text('[target]\nbootstrap.servers="127.0.0.1:1"\n[[source]]\nname="a"\nbootstrap.servers="127.0.0.1:1"\ntopics=["t"]\n')
+    options, log = read_mirror_file(str(path)), logger_from_environment("mirror@m")
+    lock = take_lock(options, log)
+    assert lock is not None and main(["run", str(path)]) == 1
+    assert f"mirror m runs already (pid {os.getpid()}, lock {path}.status.lock); stop it first" in capfd.readouterr().err
+    os.close(lock)
+    again = take_lock(options, log)
+    assert again is not None, "the lock ends with its process"
+    os.close(again)
+    log.close()
 
 
 def test_a_stop_ends_a_sleep() -> None:
