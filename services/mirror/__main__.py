@@ -32,7 +32,7 @@ WATCHDOG_MS = 10_000
 
 
 class MirrorStopped(Exception):
-    """SIGTERM or SIGINT, while the mirror sleeps."""
+    """SIGTERM or SIGINT, while the mirror sleeps or goes through many topics or groups."""
 
 
 class StopSignal:
@@ -116,6 +116,13 @@ def run_mirror(options: MirrorOptions) -> int:
     log.info(f"started: {len(options.sources)} sources, status in {options.status_file}")
     notify("READY=1")
     reporter = StatusReporter(mirror, mirror.clock, log)
+
+    def on_progress() -> None:
+        if stop.is_set:
+            raise MirrorStopped
+        reporter.turn()
+
+    mirror.on_progress = on_progress
     try:
         _turn_until(stop, mirror, reporter, log)
     except MirrorStopped:

@@ -109,7 +109,7 @@ def _check_source(check: ClusterCheck, cluster: ClusterClient, source: MirroredS
 
 
 def _plan(check: ClusterCheck, cluster: ClusterClient, selected: Iterable[str], source: MirroredSource, target_id: str | None) -> list[CopiedTopic]:
-    copied, left_out = plan_topics(selected, source.prefix, target_id, read_origins(cluster))
+    copied, left_out = plan_topics(selected, source.prefix, target_id, read_origins(cluster, lambda: None))
     check.problems += [f"topic {each.topic} is not copied: {each.reason}" for each in left_out]
     return copied
 

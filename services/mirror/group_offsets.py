@@ -8,7 +8,7 @@ the mirror was started is translated only as far as the mirror's last known posi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from appliance.base.errors import RequestRefused
 from appliance.base.model import TopicPartition
@@ -21,8 +21,10 @@ from services.mirror.source import MirroredPartition, MirrorSource
 IDLE_STATES = frozenset(("", "Empty", "Dead"))
 
 
-def translate_groups(source: MirrorSource, target: ClusterClient, partitions: Mapping[TopicPartition, MirroredPartition]) -> None:
-    """Translate the offsets of all chosen groups once; failures are noted at the source.
+def translate_groups(
+    source: MirrorSource, target: ClusterClient, partitions: Mapping[TopicPartition, MirroredPartition], on_progress: Callable[[], None]
+) -> None:
+    """Translate the offsets of all chosen groups once; failures are noted at the source. `on_progress` is called for each group.
 
     `partitions`: without those whose partition in the target has another source, too: an offset there says nothing about the other one."""
     try:
@@ -31,6 +33,7 @@ def translate_groups(source: MirrorSource, target: ClusterClient, partitions: Ma
             return
         active = {each.group_id for each in list_groups(target) if each.state not in IDLE_STATES}
         for group_id in chosen:
+            on_progress()
             if group_id not in active:
                 wanted = plan_offsets(partitions, committed_offsets(source.cluster, group_id), committed_offsets(target, group_id))
                 if wanted:

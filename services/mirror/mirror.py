@@ -88,6 +88,8 @@ class Mirror:
         self.clock = clock
         self.target = _client(options.target, clock, sleep, 5_000)
         self.sources = [MirrorSource(each, _client(each.cluster, clock, sleep, SOURCE_CONNECT_MS), options.group_of(each)) for each in options.sources]
+        self.on_progress: Callable[[], None] = lambda: None
+        """Called between the steps of turns that may take minutes; it may raise to end the mirror."""
         self.rounds = self.failed_rounds = 0
         self.problem = ""
         """of the target"""
@@ -193,7 +195,7 @@ class Mirror:
         self._refreshed_ms[source.name] = now_ms
         try:
             found = source.cluster.metadata()
-            source.origins = read_origins(source.cluster)
+            source.origins = read_origins(source.cluster, self.on_progress)
             selected = self._selected(source, found)
             settings = settings_of_topics(source.cluster, selected) if self.options.copies_settings else {}
         except (ClientFailed, RequestRefused) as error:
@@ -204,7 +206,7 @@ class Mirror:
             source.fail(RequestRefused(ErrorCode.INVALID_TOPIC_EXCEPTION, "it is the target itself; give it a prefix"))
             return
         copied, left_out = plan_topics(selected, source.options.prefix, self._target_cluster_id, source.origins)
-        changes = prepare_topics(self.target, self.options, settings, found, copied)
+        changes = prepare_topics(self.target, self.options, settings, found, copied, self.on_progress)
         source.is_stale = False
         self.topics_due_ms[source.name] = now_ms + self.options.topics_ms
         for text in changes.notices + sorted(set(changes.kept) - self._kept):
@@ -276,7 +278,7 @@ class Mirror:
         self._commit_positions([_Share(source, each, [], each.next_offset) for source, each in new], [each.runs for _, each in new])
         for source in {source for source, _ in new}:
             try:
-                source.origins = read_origins(source.cluster)
+                source.origins = read_origins(source.cluster, self.on_progress)
             except (ClientFailed, RequestRefused) as error:
                 source.fail(error)
             else:
@@ -420,7 +422,7 @@ class Mirror:
         writers = self._writers()
         for source in self.sources:
             if source.options.groups and not source.problem:
-                translate_groups(source, self.target, {name: each for name, each in source.partitions.items() if writers[each.target] == 1})
+                translate_groups(source, self.target, {name: each for name, each in source.partitions.items() if writers[each.target] == 1}, self.on_progress)
 
     def _writers(self) -> Counter[TopicPartition]:
         """Return how many partitions of sources each partition of the target has."""

@@ -7,7 +7,7 @@ at the next turn. Settings that only one cluster understands, or that speak of i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused
@@ -31,14 +31,16 @@ class TopicChanges(NamedTuple):
 
 
 def prepare_topics(target: ClusterClient, options: MirrorOptions, settings: Mapping[str, TopicSettings], found: ClusterMetadata,
-                   topics: Sequence[CopiedTopic]) -> TopicChanges:  # fmt: skip
-    """Let the target have each topic with at least the source's partitions, and its settings. Raises ClientFailed."""
+                   topics: Sequence[CopiedTopic], on_progress: Callable[[], None]) -> TopicChanges:  # fmt: skip
+    """Let the target have each topic with at least the source's partitions, and its settings. `on_progress` is called for
+    each topic: thousands take minutes. Raises ClientFailed."""
     changes = TopicChanges([], [], [], [])
     if not topics:
         return changes
     there = target.metadata([each.target for each in topics]).topics
     theirs = settings_of_topics(target, [name for name, topic in there.items() if topic.error == ErrorCode.NONE]) if options.copies_settings else {}
     for topic in topics:
+        on_progress()
         count = len(found.topics[topic.source].partitions)
         own = settings.get(topic.source, NO_SETTINGS).own
         existing, existing_settings = there.get(topic.target), theirs.get(topic.target, NO_SETTINGS)
@@ -83,10 +85,11 @@ def _set(target: ClusterClient, topic: CopiedTopic, values: Mapping[str, str], c
             changes.kept.append(f"topic {topic.target!r} keeps its {name}: {error.message}")
 
 
-def read_origins(cluster: ClusterClient) -> dict[str, dict[str, str]]:
-    """Return the topics of a cluster that mirrors copied into it: where from, and which group says so."""
+def read_origins(cluster: ClusterClient, on_progress: Callable[[], None]) -> dict[str, dict[str, str]]:
+    """Return the topics of a cluster that mirrors copied into it: where from, and which group says so. `on_progress` is called for each group."""
     found: dict[str, dict[str, str]] = {}
     for listed in list_groups(cluster):
+        on_progress()
         if listed.group_id.startswith(MIRROR_PREFIX):
             for partition, position in committed_offsets(cluster, listed.group_id).items():
                 for origin in read_note(position.metadata).origins:

@@ -15,6 +15,8 @@ from appliance.client import messages
 from services.mirror.mirror import LOST, TOO_LARGE, Mirror, MirrorFenced
 from services.mirror.mirror_file import ClusterOptions, MirroredSource, MirrorOptions
 from services.mirror.source import COPYING, STOPPED, MirroredPartition
+from services.mirror.target_topics import prepare_topics
+from services.mirror.topic_rules import CopiedTopic
 from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker
 
 TOPICS_MS = 30_000
@@ -104,6 +106,30 @@ def test_records_of_another_source_in_a_shared_target_mean_no_lost_position(scri
     other = scripted.source.partitions[TopicPartition("other", 0)] = MirroredPartition(TopicPartition("other", 0), scripted.partition.target, None)
     assert scripted.look_for_lost() == set()
     assert (scripted.partition.problem, other.problem) == ("", "")
+
+
+def test_a_turn_over_many_topics_reports_between_them_and_can_be_stopped_there(scripted: ScriptedMirror) -> None:
+    """Each creation waits for the controller: thousands take longer than the watchdog of the unit."""
+    broker, target = scripted.broker, scripted.mirror.target
+    codes = [ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED]
+
+    def create(request: Any) -> dict[str, Any]:
+        topics = [{"name": each.name, "error_code": int(codes.pop()), "error_message": "no", "topic_id": None, "configs": []} for each in request.topics]
+        return {"throttle_time": 0, "topics": topics}
+
+    broker.answers[messages.CREATE_TOPICS] = create
+    found = target.metadata()
+    copied = [CopiedTopic(TOPIC, f"copy-{number}") for number in range(3)]
+    calls: list[int] = []
+
+    def on_progress() -> None:
+        calls.append(broker.count_of("create_topics"))
+        if len(calls) == 3:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        prepare_topics(target, scripted.mirror.options, {}, found, copied, on_progress)
+    assert calls == [0, 1, 2]
 
 
 def test_a_failure_outside_of_a_round_is_over_with_the_next_turn(scripted: ScriptedMirror) -> None:
