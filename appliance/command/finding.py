@@ -140,7 +140,7 @@ def _owner_of_another_box() -> str | None:
     if os.geteuid() == 0:
         return None
     try:
-        places = [entry.path for entry in os.scandir(SYSTEM_ROOT)]
+        places = [entry.path for entry in os.scandir(SYSTEM_ROOT) if entry.is_dir(follow_symlinks=False)]
     except PermissionError:
         places = [SYSTEM_ROOT]
     except OSError:

@@ -331,9 +331,9 @@ def test_a_request_that_names_a_group_again_and_again_gets_a_bounded_answer_at_o
     assert 100 < described < 200 and codes == [ErrorCode.NONE] * described + [ErrorCode.INVALID_REQUEST] * (10_000 - described)
 
     world.commit({("syslog", 0): OffsetCommitPartition(0, 1, metadata="m" * 4_000)})
-    world.commit({("syslog", 0): OffsetCommitPartition(0, 1, metadata="m" * 4_000)}, group="of nobody")
+    world.commit({("syslog", 0): OffsetCommitPartition(0, 1, metadata="m" * 4_000)}, group="without members")
     world.settle()
-    fetched = world.fetch_groups(*[OffsetFetchGroup("of nobody", topics=None)] * 10_000)
+    fetched = world.fetch_groups(*[OffsetFetchGroup("without members", topics=None)] * 10_000)
     codes = [group.error_code for group in fetched.only.groups]
     assert 0 < codes.count(ErrorCode.NONE) < 10_000 and set(codes) == {ErrorCode.NONE, ErrorCode.INVALID_REQUEST}
 
