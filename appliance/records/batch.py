@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import NO_OFFSET, LeaderEpoch, Offset, ProducerId
-from appliance.records.compression import Buffer, Codec
+from appliance.records.compression import Buffer, Codec, opened_batch_limit
 from appliance.records.crc32c import crc32c
 
 BATCH_HEADER = Struct(">qiibIhiqqqhii")
@@ -44,6 +44,8 @@ LOG_OVERHEAD = LEADER_EPOCH_AT
 """Bytes of a batch that its batchLength does not count."""
 
 CODEC_MASK = 0x07
+RECORD_BYTES_MIN = 7
+"""A record with neither key nor value nor headers."""
 LOG_APPEND_TIME_FLAG = 0x08
 TRANSACTIONAL_FLAG = 0x10
 CONTROL_FLAG = 0x20
@@ -150,6 +152,9 @@ def batch_problem(buffer: Buffer, position: int, limit: int, max_message_bytes: 
         return ErrorCode.CORRUPT_MESSAGE, f"the batch's checksum does not match its bytes (stored {crc:#010x})"
     if records_count != last_offset_delta + 1 or records_count <= 0 or attributes & ~0x17 or attributes & CODEC_MASK > Codec.ZSTD:
         return _content_problem(attributes, last_offset_delta, records_count)
+    if records_count > size_bytes >> 2 and records_count * RECORD_BYTES_MIN > (opened_batch_limit(size_bytes) if attributes & CODEC_MASK else size_bytes):
+        # its offsets are used up, and one of 2^31 begins a segment
+        return ErrorCode.INVALID_RECORD, f"a batch of {size_bytes} bytes counts {records_count} records"
     if producer_id >= 0 and base_sequence < 0:
         return ErrorCode.INVALID_RECORD, f"a batch of producer id {producer_id} has no sequence ({base_sequence})"
     return None

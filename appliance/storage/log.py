@@ -81,6 +81,10 @@ BASE_OFFSET_AND_EPOCH = Struct(">qii")
 _GAP_MAX = 1 << 30
 """Offsets of one batch without records; its last offset must fit an index entry of its segment."""
 _NO_OFFERS: Mapping[int, Offer] = {}
+TIMED_SEGMENTS_MAX = 10_000
+"""With so many segments a log begins new ones by size alone: a client that moves the timestamp by
+`segment.ms` with each batch would get one for each."""
+_NEVER_MS = 1 << 62
 
 
 class Log(OpenLog):
@@ -234,6 +238,8 @@ class Log(OpenLog):
 
     def _rolling_config(self) -> LogConfig:
         config = self.config
+        if len(self._segments.sealed) >= TIMED_SEGMENTS_MAX:
+            return config._replace(segment_ms=_NEVER_MS)
         return config.jittered(b"%s %d" % (str(self.topic_partition).encode(), self.active_base_offset)) if config.segment_jitter_ms else config
 
     def _assign_epochs(self, starts: list[tuple[LeaderEpoch, Offset]]) -> None:

@@ -128,3 +128,20 @@ def test_a_stamped_producer_can_be_read_and_the_checksum_holds() -> None:
     assert batch_problem(batch, 0, len(batch), LIMIT) is None
     stamp_producer(batch, -1, -1, -1, False)
     assert batch == original, "without a producer it is the batch that it was"
+
+
+@pytest.mark.parametrize(("count", "codec", "code"), [(2**31 - 1, 0, ErrorCode.INVALID_RECORD), (2**31 - 1, 4, ErrorCode.INVALID_RECORD), (1_000_000, 4, None)])
+def test_a_batch_claims_no_more_records_than_it_can_have(count: int, codec: int, code: ErrorCode | None) -> None:
+    """Else a client of small batches uses up offsets, of which each segment has 2^31."""
+    raw = a_batch()
+    Struct(">hi").pack_into(raw, ATTRIBUTES_AT, codec, count - 1)
+    Struct(">i").pack_into(raw, RECORDS_COUNT_AT, count)
+    raw[CRC_AT:ATTRIBUTES_AT] = crc32c(raw[ATTRIBUTES_AT:]).to_bytes(4, "big")
+    assert code_of(raw) == code
+
+
+def test_a_batch_of_the_smallest_records_is_accepted() -> None:
+    builder = BatchBuilder()
+    for _ in range(60):
+        builder.append(1000, None, None)
+    assert code_of(builder.build()) is None

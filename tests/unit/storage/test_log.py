@@ -261,3 +261,12 @@ def test_settings_come_by_kafkas_names_over_the_boxs_defaults() -> None:
     config = LogConfig.from_topic_config({"segment.bytes": "2048", "message.timestamp.type": "LogAppendTime", "preallocate": "true"}, LogConfig(segment_ms=5))
     assert config == LogConfig(segment_bytes=2048, segment_ms=5, message_timestamp_type="LogAppendTime")
     assert LogConfig.from_topic_config({}) == LogConfig()
+
+
+def test_timestamps_that_run_ahead_begin_no_segments_without_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("appliance.storage.log.TIMED_SEGMENTS_MAX", 4)
+    log = open_log(tmp_path, LogConfig(segment_ms=1000, segment_bytes=10 * len(batch(b"x"))))
+    for number in range(20):
+        log.append_as_leader([batch(b"x", timestamp_ms=NOW_MS + number * 2000)], 0, NOW_MS)
+    assert log.segment_base_offsets == [0, 1, 2, 3, 4, 14], "then by size"
+    log.close()
