@@ -58,43 +58,55 @@ def query(
     text = sys.stdin.read() if sql == "-" else sql
     with pipeline_extra():
         from appliance.pipeline.table_query import QueryFailed, QueryRefused, TableQuery
-    with ThreadPoolExecutor(1) as thread, until_reader_closes():
-        try:
-            running = RunningQuery(TableQuery(directories, memory << 20, threads), thread, text)
+    try:
+        with RunningQuery(TableQuery(directories, memory << 20, threads)) as running, until_reader_closes():
+            running.start(text)
             if as_json or as_csv:
                 print_lines(running, json_line if as_json else csv_line, as_csv)
             else:
                 print_rows(running, limit)
-        except QueryRefused as refused:
-            raise UsageProblem(str(refused)) from refused
-        except QueryFailed as problem:
-            if "Table with name" not in str(problem):
-                raise
-            known = ", ".join(sorted(directories)[:NAMED_MAX]) or "none"
-            raise QueryFailed(f"{problem}\n\nTables of this box: {known} (millrace table list)") from problem
+    except KeyboardInterrupt:
+        raise PartlyDone("the query was interrupted by Ctrl-C") from None
+    except QueryRefused as refused:
+        raise UsageProblem(str(refused)) from refused
+    except QueryFailed as failed:
+        if "Table with name" not in str(failed):
+            raise
+        known = ", ".join(sorted(directories)[:NAMED_MAX]) or "none"
+        raise QueryFailed(f"{failed}\n\nTables of this box: {known} (millrace table list)") from failed
 
 
 class RunningQuery:
-    """A query in a thread, so that Ctrl-C ends it."""
+    """A query in a thread, which the end of the `with` interrupts: in the main thread, DuckDB would not notice Ctrl-C."""
 
-    def __init__(self, query: TableQuery, thread: ThreadPoolExecutor, sql: str) -> None:
+    def __init__(self, query: TableQuery) -> None:
         self._query = query
-        self._thread = thread
-        self.columns, self._batches = self._await(lambda: query.start(sql))
+        self._thread = ThreadPoolExecutor(1)
+        self._thread.submit(lambda: None).result()  # Ctrl-C while a thread starts makes the pool start another
+        self.columns: list[ResultColumn] = []
+        self._batches: Iterator[list[tuple[str | None, ...]]] = iter(())
+
+    def __enter__(self) -> RunningQuery:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        last = self._thread.submit(lambda: None)
+        while not wait((last,), INTERRUPT_SECONDS).done:
+            self._query.interrupt()
+        self._thread.shutdown()
+
+    def start(self, sql: str) -> None:
+        self.columns, self._batches = self._await(lambda: self._query.start(sql))
 
     def rows(self) -> Iterator[Row]:
-        """Yield all rows. Raises PartlyDone after Ctrl-C."""
         while batch := self._await(lambda: next(self._batches, None)):
             yield from batch
 
     def _await(self, work: Callable[[], Result]) -> Result:
         future = self._thread.submit(work)
-        try:
-            return future.result()
-        except KeyboardInterrupt:
-            while not wait((future,), INTERRUPT_SECONDS).done:
-                self._query.interrupt()
-            raise PartlyDone("the query was interrupted by Ctrl-C") from None
+        while not wait((future,), INTERRUPT_SECONDS).done:
+            pass  # a signal that comes just before the wait does not end it
+        return future.result()
 
 
 def print_lines(running: RunningQuery, line: Callable[[Sequence[ResultColumn], Row], str], with_heading: bool) -> None:

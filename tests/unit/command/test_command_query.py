@@ -9,7 +9,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ from appliance.base.errors import ConfigurationProblems
 from appliance.command import table as table_command
 from appliance.command.failures import PartlyDone, UsageProblem
 from appliance.command.finding import FoundBox
-from appliance.command.query import RunningQuery, query
+from appliance.command.query import query
+from appliance.pipeline import table_query
 from appliance.pipeline.table_query import QueryFailed, TableQuery
 from lab.scratch_layout import scratch_layout
 from tests.unit.base.test_settings import make_box
@@ -163,35 +163,22 @@ def test_files_that_cannot_match_are_not_opened(ask: Ask, tables: Path, tmp_path
         list(running.start('select sum("offset") from t')[1])
 
 
-class InterruptedThread(ThreadPoolExecutor):
-    """Ctrl-C comes while the caller waits for a query."""
+class InterruptedQuery(TableQuery):
+    """Ctrl-C comes when it starts."""
 
-    def submit(self, work: Any, /, *arguments: Any, **more: Any) -> Future[Any]:
-        waits = threading.Event()
-
-        def interrupted() -> Any:
-            waits.wait(60)
-            os.kill(os.getpid(), signal.SIGINT)
-            return work()
-
-        class Awaited(Future[Any]):
-            def result(self, timeout: float | None = None) -> Any:
-                waits.set()
-                return inner.result(timeout)
-
-        inner = super().submit(interrupted)
-        awaited = Awaited()
-        inner.add_done_callback(lambda _inner: awaited.set_result(None))
-        return awaited
+    def start(self, sql: str) -> Any:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        return super().start(sql)
 
 
-def test_ctrl_c_ends_a_query() -> None:
+def test_ctrl_c_ends_a_query(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_query, "TableQuery", InterruptedQuery)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with InterruptedThread(1) as thread, pytest.raises(PartlyDone, match=r"interrupted by Ctrl-C"):
-            RunningQuery(TableQuery({}, 64 << 20, 1), thread, "explain analyze select count(*) from range(100000000000) t where t.range % 7 = 3")
+        error = ask("explain analyze select count(*) from range(100000000000) t where t.range % 7 = 3").exception
     finally:
         signal.signal(signal.SIGINT, before)
+    assert isinstance(error, PartlyDone) and "interrupted by Ctrl-C" in str(error)
 
 
 def test_where_duckdb_is_not_installed_it_is_said(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ import lock
 
 PROJECT = tomllib.loads((TREE / "pyproject.toml").read_text())["project"]
 PACKAGES = lock.read_lock(lock.LOCK.read_text())
-RELEASE = ["pipeline", "delta", "postgresql", "java"]
+RELEASE = ["pipeline", "delta", "query", "postgresql", "java"]
 BACKEND = """
 import os, subprocess, zipfile
 subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
