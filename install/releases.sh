@@ -60,7 +60,7 @@ build_release() {
     (cd "$ROOT" && tar --exclude=__pycache__ --exclude='*.pyc' -cf - $(tree_parts)) | tar -C "$release" --no-same-owner -xf - || return 1
     echo "$1" >"$release/VERSION"
     if wants_pipeline; then touch "$release/.pipeline"; fi
-    { wanted_packages; python_words "$python"; } | sha256sum | cut -d ' ' -f 1 >"$release/.packages"
+    { wanted_packages; python_words "$python"; wants_pipeline || cat "$JARS_LIST"; } | sha256sum | cut -d ' ' -f 1 >"$release/.packages"
     donor=$(grep -lxF "$(cat "$release/.packages")" "$PREFIX"/releases/*/.packages 2>/dev/null | grep -vF "$release/" | while read -r file; do
         [ -f "${file%.packages}.complete" ] && echo "${file%/.packages}" && break
     done) || true
@@ -90,21 +90,15 @@ share_packages() {
     local packages
     "$1" -m venv --without-pip "$3/.venv" || return 1
     packages=$(site_packages "$3")
-    rm -rf "$packages" && cp -al "$(site_packages "$2")" "$packages" && rm -f "$packages/millrace.pth"
+    rm -rf "$packages" && cp -al "$(site_packages "$2")" "$packages" && rm -f "$packages/millrace.pth" || return 1
+    if ! wants_pipeline; then mkdir -p "$3/.venv/share/millrace" && cp -al "$2/.venv/share/millrace/zookeeper" "$3/.venv/share/millrace/"; fi
 }
 
-# strip_packages RELEASE: without pip, without commands of packages, and of PySpark only the jars that ZooKeeper is made of: 475 of its 490 MB
-# are Spark. With the pipeline it stays whole: its modules and jars name each other, and a user's own job may want any of them.
+# strip_packages RELEASE: without pip and commands of packages. PySpark stays whole: its modules and jars name each other, and a user's own job may want
+# any of them.
 strip_packages() {
-    local python=$1/.venv/bin/python jar
-    "$python" -m pip --disable-pip-version-check -q uninstall -y pip setuptools >&2 || return 1
+    "$1/.venv/bin/python" -m pip --disable-pip-version-check -q uninstall -y pip setuptools >&2 || return 1
     find "$1/.venv/bin" -mindepth 1 ! -name 'python*' -delete
-    if wants_pipeline; then return; fi
-    PYTHONPATH=$1 "$python" -B -P -c 'from appliance.cluster.zookeeper_server import find_jars; print(*find_jars(), sep="\n")' >"$SCRATCH/jars" || return 1
-    mkdir "$SCRATCH/kept"
-    while read -r jar; do mv "$jar" "$SCRATCH/kept/"; done <"$SCRATCH/jars"
-    find "$(site_packages "$1")/pyspark" -mindepth 1 ! -path '*/pyspark/__init__.py' -delete
-    mkdir "$(site_packages "$1")/pyspark/jars" && mv "$SCRATCH"/kept/* "$(site_packages "$1")/pyspark/jars/" && rmdir "$SCRATCH/kept"
 }
 
 # finish_release RELEASE: our own code on its path, the command, bytecode (the service may not write any), rights; and it must start.

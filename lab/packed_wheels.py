@@ -1,7 +1,7 @@
-"""Wheels of what is installed in .venv already, for an installation without a network: no download, and of PySpark only what ZooKeeper needs, or all.
+"""Wheels of what is installed in .venv already, and ZooKeeper's jars, for an installation without a network: no download.
 
 Every package that pyproject.toml lists, and those that they need, are packed again as their RECORD names them; commands and byte code are left out, since pip
-makes them. Weak spot: what else PySpark has in it is not tried by an installation from these.
+makes them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import shutil
 import tomllib
 import zipfile
 from importlib.metadata import Distribution, distribution
@@ -17,7 +18,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from appliance.cluster.zookeeper_server import JARS
+from appliance.cluster.zookeeper_server import find_jars
 from lab.running_box import ROOT
 
 PIPELINE_EXTRAS = ("pipeline", "delta", "postgresql")
@@ -45,15 +46,11 @@ def needed_packages(*extra_names: str) -> list[Distribution]:
     return list(found.values())
 
 
-def is_packed(path: str, with_spark: bool = False) -> bool:
-    if path.startswith("..") or path.endswith((".pyc", "/RECORD", "/INSTALLER", "/REQUESTED", "/direct_url.json")):
-        return False
-    if path.startswith("pyspark/") and not with_spark:
-        return path in ("pyspark/__init__.py", "pyspark/version.py") or re.match(rf"pyspark/jars/({'|'.join(map(re.escape, JARS))})", path) is not None
-    return True
+def is_packed(path: str) -> bool:
+    return not (path.startswith("..") or path.endswith((".pyc", "/RECORD", "/INSTALLER", "/REQUESTED", "/direct_url.json")))
 
 
-def pack(package: Distribution, directory: Path, with_spark: bool = False) -> Path:
+def pack(package: Distribution, directory: Path) -> Path:
     """One wheel; nothing is compressed, because it is read again at once."""
     tags = re.findall(r"^Tag: (\S+)-(\S+)-(\S+)$", package.read_text("WHEEL") or "", re.MULTILINE)
     tag = "-".join(".".join(dict.fromkeys(part)) for part in zip(*tags, strict=True))
@@ -62,7 +59,7 @@ def pack(package: Distribution, directory: Path, with_spark: bool = False) -> Pa
     record = []
     with zipfile.ZipFile(wheel, "w") as archive:
         for file in package.files or ():
-            if not is_packed(str(file), with_spark):
+            if not is_packed(str(file)):
                 continue
             data = Path(str(file.locate())).read_bytes()
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
@@ -74,7 +71,14 @@ def pack(package: Distribution, directory: Path, with_spark: bool = False) -> Pa
     return wheel
 
 
+def pack_jars(directory: Path) -> None:
+    (directory / "zookeeper").mkdir()
+    for jar in find_jars():
+        shutil.copy(jar, directory / "zookeeper")
+
+
 def pack_all(directory: Path, with_spark: bool = False) -> list[Path]:
     """Wheels of everything that an installation needs; with Spark those of `install.sh --pipeline`."""
     directory.mkdir(parents=True, exist_ok=True)
-    return [pack(package, directory, with_spark) for package in needed_packages(*(PIPELINE_EXTRAS if with_spark else ()))]
+    pack_jars(directory)
+    return [pack(package, directory) for package in needed_packages(*(PIPELINE_EXTRAS if with_spark else ()))]

