@@ -469,6 +469,36 @@ _BOX_ROWS = (
         "",
     ),
     SettingRow(
+        "http.role.viewer",
+        "",
+        "",
+        "users that may look at the console, as far as access control entries allow, separated by semicolons: User:alice;User:bob (User:* are all); "
+        "if any role has users, the console asks for a login",
+        "more users see the box",
+    ),
+    SettingRow(
+        "http.role.operator",
+        "",
+        "",
+        "users that may also write and delete records, change groups and drain disks in the console",
+        "more users change records",
+    ),
+    SettingRow("http.role.admin", "", "", "users that may also create, alter and delete topics in the console", "more users change topics"),
+    SettingRow(
+        "http.proxy.user.header",
+        "",
+        "",
+        "the header in which a proxy (of OpenID Connect) names the user of the console that it has authenticated; it must replace what clients send",
+        "",
+    ),
+    SettingRow(
+        "http.proxy.networks",
+        "",
+        "",
+        "networks, separated by commas, of the proxies of the console; only they name users, addresses (X-Forwarded-For) and HTTPS (X-Forwarded-Proto)",
+        "programs there can be any user of the console",
+    ),
+    SettingRow(
         "read.without.zookeeper.max.ms",
         7 * 24 * HOUR,
         "ms",

@@ -226,6 +226,7 @@ def setting_problem(row: SettingRow, value: object) -> str | None:
     return None if fits else f"{row.name} is {value!r}; allowed is {row.allowed}"
 
 
+_HEADER_NAME = re.compile(r"[A-Za-z0-9-]{1,100}")
 _FITS_UNIT_FILE = re.compile(r"/[^/\s%\"'\\][^\s%\"'\\]*")
 
 
@@ -291,9 +292,12 @@ def relation_problems(settings: dict[str, SettingValue]) -> list[str]:
     if settings["authorizer.class.name"] not in AUTHORIZERS:
         problems.append(f"authorizer.class.name is {settings['authorizer.class.name']!r}; it must be empty or {AUTHORIZERS[1]}")
     problems += _zookeeper_tls_problems(settings)
-    for user in str(settings["super.users"]).split(";"):
-        if user.strip() and ":" not in user:
-            problems.append(f"super.users has {user.strip()!r}; principals have the form User:NAME, and semicolons between them")
+    roles = ("http.role.viewer", "http.role.operator", "http.role.admin")
+    for name in ("super.users", *roles):
+        for user in str(settings[name]).split(";"):
+            if user.strip() and ":" not in user:
+                problems.append(f"{name} has {user.strip()!r}; principals have the form User:NAME, and semicolons between them")
+    problems += _proxy_problems(str(settings["http.proxy.networks"]), str(settings["http.proxy.user.header"]), any(settings[name] for name in roles))
     for part in split_networks(str(settings["zookeeper.allowed.addresses"])):
         if not is_network(part):
             problems.append(f"zookeeper.allowed.addresses has {part!r}; it must be an address, or a network as in 10.0.0.0/24")
@@ -305,6 +309,21 @@ def relation_problems(settings: dict[str, SettingValue]) -> list[str]:
             problems.append(f"{name}: {problem}")
     if 0 < number("host.figures.interval.ms") < 1000:
         problems.append(f"host.figures.interval.ms is {number('host.figures.interval.ms')}; it must be 0 (never) or at least 1000")
+    return problems
+
+
+def _proxy_problems(networks: str, header: str, has_users: bool) -> list[str]:
+    problems = []
+    try:
+        read_networks(networks) if networks else ()
+    except ValueError as error:
+        problems.append(f"http.proxy.networks: {error}")
+    if header and not _HEADER_NAME.fullmatch(header):
+        problems.append(f"http.proxy.user.header is {header!r}; it must be the name of a header, such as X-Forwarded-User")
+    if header and not networks:
+        problems.append("http.proxy.user.header is set, and http.proxy.networks is not; say which addresses the proxy has")
+    if (header or networks) and not has_users:
+        problems.append("http.proxy.networks is set, and no http.role setting has users; set http.role.viewer, http.role.operator or http.role.admin")
     return problems
 
 

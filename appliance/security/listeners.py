@@ -39,6 +39,8 @@ SASL_PLAINTEXT: Final = "SASL_PLAINTEXT"
 SASL_SSL: Final = "SASL_SSL"
 PROTOCOLS: Final = (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)
 """Security protocols that a listener can have."""
+ROLE_SETTINGS: Final = ("http.role.viewer", "http.role.operator", "http.role.admin")
+"""The users of the console, by what they may do, with the least first."""
 PLAIN: Final = "PLAIN"
 MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512", PLAIN, OAUTHBEARER)
 """SASL mechanisms that a listener can have."""
@@ -95,6 +97,11 @@ def plan_listeners(
             "because boxes know each other by their certificates"
         )
     return ordered, problems
+
+
+def has_console_users(box: Box) -> bool:
+    """Whether the console asks for a login."""
+    return any(box.text(name) for name in ROLE_SETTINGS)
 
 
 def boxes_use_tls(first_protocol: str, inter_broker_name: str) -> bool:

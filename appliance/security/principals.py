@@ -9,6 +9,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
+from appliance.base.networks import packed_address
+
 USER_TYPE: Final = "User"
 
 PRIVILEGED: Final = 1
@@ -52,6 +54,37 @@ ANONYMOUS: Final = Principal(USER_TYPE, "ANONYMOUS")
 """The principal of a connection without authentication, as in Kafka."""
 BOX: Final = Principal(USER_TYPE, "millrace")
 """The principal of requests that the processes of a box send each other."""
+
+
+ACTING: Final = "CONSOLE"
+"""The SASL mechanism by which the console acts for a person, on the Unix socket and between boxes with certificates."""
+
+
+class ActingFor(NamedTuple):
+    """Its only token. `password`: to be verified; else `tag`, the response to such a login ('': a proxy has authenticated the person)."""
+
+    user: str
+    address: str
+    """where the person is, for access control entries and the audit"""
+    tag: str = ""
+    password: str = ""
+
+    def __repr__(self) -> str:
+        return f"ActingFor({self.user!r}, {self.address!r}, ***)"
+
+    def pack(self) -> bytes:
+        """Four texts with NUL between them. Raises ValueError for texts that have a NUL, or are not UTF-8."""
+        if any("\0" in text for text in self):
+            raise ValueError("a NUL in a name or password")
+        return "\0".join(self).encode()
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> ActingFor:
+        """Inverse of `pack`. Raises ValueError for other bytes."""
+        texts = packed.decode().split("\0")
+        if len(texts) != len(cls._fields) or not texts[0] or not packed_address(texts[1]):
+            raise ValueError("no user at an address")
+        return cls(*texts)
 
 
 class RequestOrigin(NamedTuple):

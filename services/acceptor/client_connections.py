@@ -21,6 +21,7 @@ from appliance.base.errors import ProtocolViolation
 from appliance.cluster.broker_configs import CONNECTIONS_MAX, CREATION_RATE
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.listening import NO_ROOM_TO_ACCEPT
+from appliance.security.listeners import has_console_users
 from appliance.security.principals import ANONYMOUS, RequestOrigin
 from appliance.security.transport import ClientTransport, PlainTransport
 from appliance.shm.arena import Arena
@@ -116,7 +117,7 @@ class ClientConnections:
             self.listening.append(LocalListeningSocket(path, box, context.log, bool(box.text("authorizer.class.name")), given))
         self._tls = self._make_tls()
         self.sasl = self._make_sasl()
-        """the authentication of clients; None without a listener with SASL"""
+        """the authentication of clients; None without a listener with SASL and users of the console"""
         self._frame_timeout_ns = box.integer("request.frame.timeout.ms") * 1_000_000
         self._audit: AuditTrail | None = None
         self.on_closed: Callable[[Connection], None] = lambda _: None
@@ -167,7 +168,7 @@ class ClientConnections:
         return TlsConnections(self._on_established, self._on_handshake_wants, self._close, self._receive_tls)
 
     def _make_sasl(self) -> SaslConnections | None:
-        if not any(listening.mechanisms for listening in self.listening):
+        if not any(listening.mechanisms for listening in self.listening) and not has_console_users(self._context.box):
             return None
         from services.acceptor.sasl_connections import SaslConnections
 
@@ -455,6 +456,7 @@ class ClientConnections:
         connection = Connection(transport, address, self._clock.monotonic_ns(), origin)
         listening.open_count += 1
         connection.listening = listening
+        connection.limited = limited
         descriptor = transport.fileno()
         self._connections[descriptor] = connection
         self._per_address[limited] += 1
@@ -700,10 +702,9 @@ class ClientConnections:
         del self._connections[descriptor]
         listening = connection.listening
         listening.open_count -= 1
-        counted = listening.limited(connection.address, connection.origin)
-        self._per_address[counted] -= 1
-        if not self._per_address[counted]:
-            del self._per_address[counted]
+        self._per_address[connection.limited] -= 1
+        if not self._per_address[connection.limited]:
+            del self._per_address[connection.limited]
         self._receiver.drop(connection)
         if self._tls is not None:
             self._tls.forget(connection)

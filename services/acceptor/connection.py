@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from appliance.protocol.apis import ApiKey
 from appliance.security.authorizer import Rights
-from appliance.security.principals import UNAUTHENTICATED, Principal, RequestOrigin
+from appliance.security.principals import ACTING, UNAUTHENTICATED, Principal, RequestOrigin
 from appliance.security.transport import NOT_RESIDENT, WOULD_BLOCK, ClientTransport
 from services.acceptor.fetch.record_ranges import SEND_BYTES_A_TURN, ArenaRange, FileRange
 from services.acceptor.listening_socket import ListeningSocket
@@ -120,6 +120,7 @@ class Connection:
         "held_bytes",
         "interest",
         "last_active_ns",
+        "limited",
         "limits",
         "listening",
         "mechanism",
@@ -186,6 +187,8 @@ class Connection:
         self.sent_file_bytes = 0
         self.sasl: SaslSession | None = None
         """its authentication, while that is under way"""
+        self.limited = "", address
+        """what is counted for the limit of connections of an address"""
         self.mechanism = ""
         """with which it has authenticated"""
         self.expires_ns = 0
@@ -215,6 +218,11 @@ class Connection:
     def listener(self) -> str:
         """Name of the listener that accepted it."""
         return self.origin.listener
+
+    @property
+    def way(self) -> str:
+        """How it came, for the audit: its listener, or `console`."""
+        return ACTING.lower() if self.mechanism == ACTING else self.listening.name
 
     @property
     def is_idle(self) -> bool:

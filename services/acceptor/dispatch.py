@@ -7,6 +7,7 @@ closes a connection (unknown API, unsupported version, malformed bytes).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -35,10 +36,12 @@ from appliance.protocol.transaction_apis import (
 )
 from appliance.protocol.wire import INT32
 from appliance.security.acl import AclOperation
+from appliance.security.principals import local_principal
 from services.acceptor.closings import SESSION_EXPIRED
 from services.acceptor.connection import Connection
 from services.acceptor.handlers.produce import ProduceHandler
 from services.acceptor.inter_broker import InterBrokerGate
+from services.acceptor.listening_socket import LOCAL
 from services.acceptor.request_memory import ArenaSlot
 
 if TYPE_CHECKING:
@@ -92,14 +95,19 @@ class ApiVersionsHandler:
 
 
 class SaslHandler:
-    """SaslHandshake and SaslAuthenticate of connections that are authenticated, or never have to be."""
+    """SaslHandshake and SaslAuthenticate of connections that are authenticated, or never have to be.
 
-    def __init__(self, sasl: SaslConnections | None, on_reply: Callable[[Connection], None]) -> None:
+    Processes of the box, by its Unix socket, and other boxes with certificates may act for the users of the
+    console: they have all rights, and give them up.
+    """
+
+    def __init__(self, sasl: SaslConnections | None, gate: InterBrokerGate, on_reply: Callable[[Connection], None]) -> None:
         self._sasl = sasl
+        self._gate = gate
         self._on_reply = on_reply
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
-        if self._sasl is not None and connection.expires_ns:
+        if self._sasl is not None and (connection.expires_ns or connection.sasl is not None or self._may_act_for_others(connection)):
             self._sasl.authenticate_again(connection, header, buffer, limit)
             return
         from appliance.protocol import sasl_apis  # schemas that few acceptors need
@@ -115,6 +123,15 @@ class SaslHandler:
             reply.pieces = [sasl_apis.SASL_AUTHENTICATE_RESPONSE.encode_response(version, header.correlation_id, answer)]
         reply.ready = True
         self._on_reply(connection)
+
+    def _may_act_for_others(self, connection: Connection) -> bool:
+        if connection.mechanism:
+            return False
+        if connection.listening.name == LOCAL:
+            return connection.origin.is_privileged or connection.principal == local_principal(os.geteuid())
+        if connection.certificate_names is None or not self._gate.is_box(connection):
+            return False
+        return connection.rights is None or connection.rights.would_allow_on_cluster(AclOperation.CLUSTER_ACTION)
 
 
 _BATCHED_SINCE: Final = 4

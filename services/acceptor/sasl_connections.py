@@ -27,7 +27,7 @@ from appliance.runtime.agent import ServiceContext
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.security.listeners import TokenSettings
 from appliance.security.oauth import KeysAbsent, TokenRefused
-from appliance.security.principals import USER_TYPE, Principal
+from appliance.security.principals import ACTING, USER_TYPE, Principal
 from appliance.security.scram import NONCE_BYTES
 from appliance.security.transport import WOULD_BLOCK
 from services.acceptor.closings import AUTHENTICATION_FAILED, AUTHENTICATION_OVERLOAD, CLIENT_LEFT
@@ -216,7 +216,8 @@ class SaslConnections:
     def _session(self, connection: Connection, known: tuple[str, str] | None) -> SaslSession:
         listening = connection.listening
         verify = self._verifiers.get(listening.name)
-        return SaslSession(listening.mechanisms, self.credentials, _nonce, self._clock.monotonic_ns(), listening.session_ms, known, verify)
+        mechanisms = listening.mechanisms or (ACTING,)  # without any only what acts for others comes here
+        return SaslSession(mechanisms, self.credentials, _nonce, self._clock.monotonic_ns(), listening.session_ms, known, verify)
 
     def receive(self, connection: Connection) -> None:
         """Receive what has come. Frames are taken one by one, each after the answer to the last one."""
@@ -252,9 +253,9 @@ class SaslConnections:
     # -- after it
 
     def authenticate_again(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
-        """Take SaslHandshake or SaslAuthenticate of an authenticated connection. Raises ProtocolViolation."""
+        """Take SaslHandshake or SaslAuthenticate of an authenticated connection, or of one that may act for others. Raises ProtocolViolation."""
         if connection.sasl is None:
-            connection.sasl = self._session(connection, (connection.principal.name, connection.mechanism))
+            connection.sasl = self._session(connection, (connection.principal.name, connection.mechanism) if connection.mechanism else None)
         self._answer(connection, connection.sasl, connection.sasl.on_request(header, buffer, limit))
 
     # -- answers
@@ -296,9 +297,10 @@ class SaslConnections:
         connection = reply.connection
         if (reason := answer.refusal or (None if session.refusal else answer.failure)) is not None:
             self._failures.add()
-            self._failed.add(connection.address, session.user, session.mechanism, reason)
+            address = session.address or connection.address
+            self._failed.add(address, session.user, session.mechanism, reason)
             if self.audit is not None:
-                self.audit.login_failed(session.user, connection.address, connection.listening.name, session.mechanism, reason)
+                self.audit.login_failed(session.user, address, connection.way, session.mechanism, reason)
         if answer.failure is not None:
             connection.read_paused = True
             self._update_interest(connection)
@@ -317,10 +319,12 @@ class SaslConnections:
         connection.expires_ns = self._clock.monotonic_ns() + session.lifetime_ms * 1_000_000 if session.lifetime_ms else 0
         if session.known is None:
             connection.mechanism = session.mechanism
-            connection.set_origin(connection.origin._replace(principal=Principal(USER_TYPE, session.user)))
-            if self.audit is not None:
+            connection.address = session.address or connection.address
+            connection.set_origin(connection.origin._replace(principal=Principal(USER_TYPE, session.user), flags=0))
+            if self.audit is not None and session.is_login:
                 self.audit.login(connection, session.mechanism)
-            self._on_authenticated(connection, session.buffer)
+            if connection.mechanism != ACTING:  # which is received like others already
+                self._on_authenticated(connection, session.buffer)
 
     def do_work(self, now_ns: int) -> int:
         """Answer failed logins whose delay has passed, and close those that were answered."""

@@ -4,7 +4,8 @@ Takes frames, yields responses; owns no socket, and no password longer than its 
 only ApiVersions, SaslHandshake and SaslAuthenticate are served, at most `REQUESTS_MAX` of them; anything else is a
 `ProtocolViolation`. After SaslHandshake 0 tokens are frames without headers. A re-authentication (KIP-368) is a
 session whose user and mechanism are given; no other request is served until it is done. A bearer token that is
-refused is answered as RFC 7628 says, and fails with the client's next message.
+refused is answered as RFC 7628 says, and fails with the client's next message. Processes of the box may also act
+for a user (`ACTING`).
 
 Wrong passwords and unknown users get the same answers: an unknown user is asked with a made-up salt. Weak: a user
 whose iterations differ from those of most users can be recognised.
@@ -31,8 +32,8 @@ from appliance.protocol.sasl_apis import (
 from appliance.protocol.wire import Buffer
 from appliance.security.listeners import PLAIN
 from appliance.security.oauth import INVALID_TOKEN, OAUTHBEARER, TokenRefused, read_bearer
-from appliance.security.principals import LOCAL_NAMES
-from appliance.security.scram import SCRAM_MECHANISMS, ScramCredential, ScramFailed, ScramMechanism, ScramServer, read_client_first, read_plain
+from appliance.security.principals import ACTING, LOCAL_NAMES, ActingFor
+from appliance.security.scram import NAME_MAX, SCRAM_MECHANISMS, ScramCredential, ScramFailed, ScramMechanism, ScramServer, read_client_first, read_plain
 
 REQUESTS_MAX: Final = 16
 FRAME_BYTES_MAX: Final = 8 << 10
@@ -111,9 +112,12 @@ class SaslSession:
         "_random",
         "_requests",
         "_scram",
+        "_tag",
         "_verify_token",
+        "address",
         "began_ns",
         "buffer",
+        "is_login",
         "known",
         "lifetime_ms",
         "mechanism",
@@ -139,6 +143,11 @@ class SaslSession:
         self.refusal = ""
         """why its bearer token was refused"""
         self._scram: ScramServer | None = None
+        self._tag = b""
+        self.address = ""
+        """of the person for whom the client acts"""
+        self.is_login = True
+        """False: it acts for a person that has logged in before"""
         self._is_raw = False
         self._requests = 0
         self._checked: RequestHeader | None = None
@@ -179,7 +188,7 @@ class SaslSession:
         """Return the answer to the token that was verified."""
         header, self._checked = self._checked, None
         if self.mechanism != OAUTHBEARER:
-            return self._failed(header, checked.reason) if checked.reason else self._done(header, b"")
+            return self._failed(header, checked.reason) if checked.reason else self._done(header, self._tag)
         if not checked.reason:
             self.user = checked.user
             if (refused := self._refused_user(header)) is not None:
@@ -209,6 +218,8 @@ class SaslSession:
                 return self._on_plain(token, header)
             if self.mechanism == OAUTHBEARER:
                 return self._on_bearer(token, header)
+            if self.mechanism == ACTING:
+                return self._on_acting(token, header)
             if self._scram is None:
                 return self._on_client_first(token, header)
             return self._done(header, self._scram.finish(token))
@@ -224,6 +235,27 @@ class SaslSession:
         mechanism, credential, _is_known = self._credentials.plain_credential(self.user)
         self._checked = header or _RAW
         return SaslAnswer(check=PasswordCheck(mechanism, credential, password))
+
+    def _on_acting(self, token: bytes, header: RequestHeader | None) -> SaslAnswer:
+        """The tag is the salt, which is public, and another one after each change of the password."""
+        try:
+            person = ActingFor.unpack(token)
+        except ValueError as problem:
+            raise ScramFailed(f"a message that names no person: {problem}", True) from None
+        self.user, self.address = person.user, person.address
+        if len(person.user) > NAME_MAX:
+            raise ScramFailed(f"a user name of {len(person.user)} characters", True)
+        if (refused := self._refused_user(header)) is not None:
+            return refused
+        mechanism, credential, _is_known = self._credentials.plain_credential(person.user)
+        self._tag = credential.salt.hex().encode()
+        if person.password:
+            self._checked = header or _RAW
+            return SaslAnswer(check=PasswordCheck(mechanism, credential, person.password))
+        self.is_login = False
+        if person.tag and person.tag.encode() != self._tag:
+            return self._failed(header, "the user was deleted, or has another password")
+        return self._done(header, b"")
 
     def _on_bearer(self, token: bytes, header: RequestHeader | None) -> SaslAnswer:
         if self.refusal:  # the client has read why

@@ -108,7 +108,7 @@ class PendingChange:
         self._change = change
         self._large: dict[str, Any] = {}
         self._principal = str(connection.principal)
-        self._client, self._listener = client, connection.listening.name
+        self._client, self._listener = client, connection.way
         self.refusal: bytes | None = None
         """the response to a request that is not carried out, because it would change the audit itself, or cannot be audited"""
 
@@ -195,7 +195,7 @@ class AuditTrail:
     # --- what happens
 
     def login(self, connection: Connection, how: str) -> None:
-        self.add_repeated(AuditEvent(LOGIN, str(connection.principal), connection.address, connection.listening.name, how, "done"))
+        self.add_repeated(AuditEvent(LOGIN, str(connection.principal), connection.address, connection.way, how, "done"))
 
     def login_failed(self, user: str, address: str, listener: str, how: str, reason: str) -> None:
         """`user`: as the client claims, or as the kernel says."""
@@ -210,7 +210,7 @@ class AuditTrail:
         """Automatic creation, by a request for metadata."""
         for name, code in codes.items():
             if not code:
-                event = AuditEvent("audit.topic.created", str(connection.principal), connection.address, connection.listening.name, f"topic {name}", "done")
+                event = AuditEvent("audit.topic.created", str(connection.principal), connection.address, connection.way, f"topic {name}", "done")
                 self.add(event, {"automatic": True})
 
     def begin(self, connection: Connection, header: RequestHeader, body: bytes, is_from_box: bool = False) -> PendingChange | None:

@@ -90,6 +90,9 @@ def test_every_setting_that_the_code_asks_for_has_a_row_of_that_type() -> None:
         ("alerts.url", "https:///api/v2/alerts"),
         ("alerts.url", "http://alerts.example/a b"),
         ("alerts.url", "http://alerts.example/\r\nX: y"),
+        ("http.role.admin", "alice"),
+        ("http.role.viewer", "User:alice, bob;carol"),
+        ("http.proxy.networks", "10.0.0.7"),
         ("replica.fetch.wait.max.ms", 30_001),
         ("tables.locations", "/srv/tables, tables"),
         ("tables.locations", "/srv/tables/../../etc"),
@@ -100,6 +103,22 @@ def test_every_setting_that_the_code_asks_for_has_a_row_of_that_type() -> None:
 def test_settings_that_contradict_one_another_are_refused(name: str, value: object) -> None:
     _, problems = resolve_settings({name: value}, "m.toml")
     assert problems and all(name in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({}, None),
+        ({"http.role.admin": ""}, "no http.role setting has users"),
+        ({"http.proxy.networks": ""}, "say which addresses the proxy has"),
+        ({"http.proxy.networks": "10.0.0.1/8"}, "has bits after its prefix"),
+        ({"http.proxy.user.header": "X-User:"}, "must be the name of a header"),
+    ],
+)
+def test_a_proxy_of_the_console_names_users_of_some_role_from_known_addresses(changed: dict[str, str], problem: str | None) -> None:
+    given = {"http.role.admin": "User:alice", "http.proxy.networks": "10.0.0.7, fd00::/8", "http.proxy.user.header": "X-Forwarded-User", **changed}
+    _, problems = resolve_settings(given, "m.toml")
+    assert problems == [] if problem is None else problem in problems[0]
 
 
 def test_a_settings_file_takes_dotted_and_quoted_names_and_a_box_table(tmp_path: Path) -> None:

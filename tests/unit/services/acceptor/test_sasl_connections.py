@@ -11,21 +11,32 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from appliance.base.clock import ManualClock
+from appliance.base.errors import ErrorCode
 from appliance.base.logging import Logger
 from appliance.base.settings import KafkaListener
 from appliance.cluster.credential_image import CredentialImage, write_credential_image
+from appliance.cluster.metadata_image import BrokerImage
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.protocol.framing import frame
-from appliance.protocol.sasl_apis import SASL_AUTHENTICATE_REQUEST, SASL_HANDSHAKE_REQUEST, SaslAuthenticateRequest, SaslHandshakeRequest
+from appliance.protocol.sasl_apis import (
+    SASL_AUTHENTICATE_REQUEST,
+    SASL_AUTHENTICATE_RESPONSE,
+    SASL_HANDSHAKE_REQUEST,
+    SaslAuthenticateRequest,
+    SaslHandshakeRequest,
+)
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
 from appliance.runtime.systemd import SystemdNotifier
+from appliance.security.principals import ACTING, ActingFor, RequestOrigin, local_principal
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from lab.scratch_layout import scratch_layout
 from services.acceptor.client_connections import ClientConnections
+from services.acceptor.connection import Connection
 from services.acceptor.dispatch import ApiVersionsHandler, Dispatch, SaslHandler
 from services.acceptor.fetch.cold_reads import ColdReads
+from services.acceptor.inter_broker import InterBrokerGate
 from services.acceptor.sasl_session import FRAME_BYTES_MAX
 from tests.unit.base.test_settings import make_box
 from tests.unit.services.acceptor.test_sasl_session import USERS
@@ -55,12 +66,25 @@ class Door:
         self.address = listening.getsockname()
         self.connections = ClientConnections(context, arena, 0)
         handlers: dict[int, Any] = {ApiKey.API_VERSIONS: ApiVersionsHandler(self.connections.mark_dirty)}
-        handlers |= dict.fromkeys((ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE), SaslHandler(self.connections.sasl, self.connections.mark_dirty))
+        self.gate = InterBrokerGate("127.0.0.0/8", context.counters, context.clock, context.log)
+        sasl = SaslHandler(self.connections.sasl, self.gate, self.connections.mark_dirty)
+        handlers |= dict.fromkeys((ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE), sasl)
         cold = ColdReads({}, context.clock, context.counters, lambda _: None, lambda _: None)
-        self.connections.serve(Dispatch(None, handlers).on_request, cold)  # type: ignore[arg-type]
+        self.dispatch = Dispatch(None, handlers)  # type: ignore[arg-type]
+        self.connections.serve(self.on_request, cold)
         assert self.connections.sasl is not None
         self.connections.sasl.credentials.load()
         self.connections.accept()
+
+    def on_request(self, connection: Connection, *rest: Any) -> bool:
+        self.last = connection
+        return self.dispatch.on_request(connection, *rest)
+
+    def connect_locally(self) -> socket.socket:
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(self.context.layout.kafka_socket)
+        client.setblocking(False)
+        return client
 
     def connect(self) -> socket.socket:
         client = socket.create_connection(self.address, PATIENCE_SECONDS)
@@ -165,3 +189,111 @@ def test_a_lowered_max_connections_closes_the_longest_idle_connections_and_a_rai
         door.connections.set_connections_max(2)
         with door.connect() as admitted:
             assert door.ask(admitted, HANDSHAKE)
+
+
+# ---- the console acts for persons
+
+
+def acting(token: bytes) -> bytes:
+    return request(ApiKey.SASL_AUTHENTICATE, 0, SASL_AUTHENTICATE_REQUEST.encode(0, SaslAuthenticateRequest(token)))
+
+
+ACTS = request(ApiKey.SASL_HANDSHAKE, 1, SASL_HANDSHAKE_REQUEST.encode(1, SaslHandshakeRequest(ACTING)))
+PERSON = ActingFor("alice", "10.0.0.9")
+
+
+def answered(response: bytes) -> Any:
+    return SASL_AUTHENTICATE_RESPONSE.decode(response, 8, len(response), 0)
+
+
+def refusal(door: Door, client: socket.socket, sent: bytes) -> bytes:
+    """The answer and the end of the connection come later."""
+    client.sendall(sent)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    received = b""
+    while time.monotonic() < deadline:
+        door.context.poller.poll(1)
+        door.context.clock.advance_ms(50)  # type: ignore[attr-defined]
+        door.connections.do_work(door.context.clock.monotonic_ns())
+        door.connections.send_dirty()
+        try:
+            got = client.recv(65536)
+        except BlockingIOError:
+            continue
+        received += got
+        if not got:
+            return received
+    raise AssertionError("no answer in time")
+
+
+def test_a_process_of_the_box_becomes_the_person_it_acts_for_and_has_no_more_rights(door: Door) -> None:
+    with door.connect_locally() as client:
+        assert door.ask(client, ACTS) and door.last.origin.is_privileged
+        assert answered(door.ask(client, acting(PERSON.pack()))).error_code == 0
+        connection = door.last
+        assert str(connection.principal) == "User:alice" and not connection.origin.flags
+        assert (connection.address, connection.way, connection.listening.own_path) == ("10.0.0.9", "console", door.context.layout.kafka_socket)
+        assert door.ask(client, API_VERSIONS), "it is served"
+        assert door.ask(client, ACTS)[8:10] == ErrorCode.ILLEGAL_SASL_STATE.to_bytes(2, "big"), "it cannot become another one"
+        assert str(door.last.principal) == "User:alice"
+    door.connections.do_work(door.context.clock.monotonic_ns())
+
+
+def test_a_password_is_verified_and_its_tag_ends_with_it(door: Door) -> None:
+    with door.connect_locally() as first, door.connect_locally() as second, door.connect_locally() as third:
+        assert door.ask(first, ACTS) and door.ask(second, ACTS) and door.ask(third, ACTS)
+        response = answered(door.ask(first, acting(PERSON._replace(password="pencil").pack())))
+        assert (response.error_code, str(door.last.principal)) == (0, "User:alice")
+        tag = response.auth_bytes.decode()
+        assert len(tag) == 32 and answered(door.ask(second, acting(PERSON._replace(tag=tag).pack()))).error_code == 0
+        write_credential_image(door.context.layout.credential_image_file, CredentialImage(2, b"secret", {}))
+        assert door.connections.sasl is not None
+        door.connections.sasl.credentials.load()
+        refused = refusal(door, third, acting(PERSON._replace(tag=tag).pack()))
+        assert answered(refused).error_code == ErrorCode.SASL_AUTHENTICATION_FAILED, "the user was deleted"
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        PERSON._replace(password="wrong").pack(),
+        PERSON._replace(user="nobody", password="pencil").pack(),
+        PERSON._replace(user="local:0").pack(),
+        PERSON._replace(user="x" * 256).pack(),
+        PERSON._replace(tag="0").pack(),
+        b"alice",
+        b"alice\0not an address\0\0",
+        b"\0127.0.0.1\0\0",
+        b"\xff\0127.0.0.1\0\0",
+        PERSON.pack() + b"\0",
+    ],
+)
+def test_what_names_no_person_is_refused(door: Door, token: bytes) -> None:
+    with door.connect_locally() as client:
+        assert door.ask(client, ACTS)
+        assert answered(refusal(door, client, acting(token))).error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+    assert door.context.counters.counter("acceptor.authentications_failed").value == 1
+
+
+def test_no_client_of_the_network_and_no_other_local_user_acts_for_others(door: Door) -> None:
+    with door.connect() as client:
+        assert door.ask(client, HANDSHAKE) and door.ask(client, TOKEN)
+        assert refusal(door, client, ACTS)[8:10] == ErrorCode.UNSUPPORTED_SASL_MECHANISM.to_bytes(2, "big")
+        assert str(door.last.principal) == "User:alice"
+    with door.connect_locally() as client:
+        assert door.ask(client, API_VERSIONS)
+        door.last.set_origin(RequestOrigin(local_principal(4242), ""))
+        assert door.ask(client, ACTS)[8:10] == ErrorCode.ILLEGAL_SASL_STATE.to_bytes(2, "big")
+
+
+def test_another_box_acts_for_persons_only_with_its_certificate(door: Door) -> None:
+    door.gate.refresh({2: BrokerImage(2, "box2.example", 9092)})
+    with door.connect_locally() as client:
+        assert door.ask(client, API_VERSIONS)
+        connection = door.last
+        connection.listening.name, connection.listening.is_inter_broker = "BOXES", True
+        certificates: list[frozenset[str | bytes] | None] = [None, frozenset({"other.example"}), frozenset({"box2.example"})]
+        for names in certificates:
+            connection.certificate_names = names
+            code = ErrorCode.NONE if names == {"box2.example"} else ErrorCode.ILLEGAL_SASL_STATE
+            assert door.ask(client, ACTS)[8:10] == code.to_bytes(2, "big"), names
