@@ -93,7 +93,7 @@ class ClientConnection:
         except BaseException:  # such as the time-out of a command
             self.close()
             raise
-        if security is not None and not address.is_unix:
+        if security is not None and (security.acting is not None or not address.is_unix):
             try:
                 security.authenticate(lambda api, body: self.request(api, body, connect_timeout_ms), address)
             except BaseException:

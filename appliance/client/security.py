@@ -17,7 +17,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from appliance.base.errors import ErrorCode
+from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.settings import Box
 from appliance.client.address import Address
 from appliance.client.errors import BrokerUnreachable, ClientFailed
@@ -25,6 +25,7 @@ from appliance.client.messages import SASL_AUTHENTICATE, SASL_HANDSHAKE, ClientA
 from appliance.protocol.sasl_apis import SaslAuthenticateRequest, SaslHandshakeRequest
 from appliance.security.listeners import MECHANISMS, PLAIN, PROTOCOLS, boxes_use_tls, is_encrypted, uses_sasl
 from appliance.security.oauth import OAUTHBEARER
+from appliance.security.principals import ACTING, ActingFor
 from appliance.security.scram import NONCE_BYTES, SCRAM_MECHANISMS, ScramClient, ScramFailed
 
 _NAMES: Final = {
@@ -61,6 +62,10 @@ class ClientSecurity(NamedTuple):
     checks_host: bool = True
     token_file: str = ""
     """of OAUTHBEARER, read at each login"""
+    acting: ActingFor | None = None
+    """the person for whom the console acts, by the Unix socket and between boxes with certificates"""
+    acts_elsewhere: bool = True
+    """False: boxes in clear text are asked as the box, because without an authorizer all may do all"""
 
     def __repr__(self) -> str:
         return f"ClientSecurity({self.protocol!r}, {self.mechanism!r}, {self.user!r}, ***)"
@@ -96,6 +101,15 @@ class ClientSecurity(NamedTuple):
 
     def authenticate(self, request: Callable[[ClientApi[Any, Any], Any], Any], address: Address) -> None:
         """Authenticate a new connection if the protocol has SASL. `request` sends one and waits. Raises AuthenticationFailed."""
+        if self.acting is not None:
+            if address.is_unix or is_encrypted(self.protocol):
+                act_for(request, self.acting, address)
+            elif self.acts_elsewhere:
+                words = "boxes connect in clear text here, so that it cannot name its users to another one; use the console there, or TLS between boxes"
+                raise RequestRefused(
+                    ErrorCode.CLUSTER_AUTHORIZATION_FAILED, f"the console cannot ask the box at {address} for user {self.acting.user!r}: {words}"
+                )
+            return
         if not uses_sasl(self.protocol):
             return
         handshake = request(SASL_HANDSHAKE, SaslHandshakeRequest(self.mechanism))
@@ -122,6 +136,17 @@ class ClientSecurity(NamedTuple):
             client.check(exchange(client.respond(exchange(client.first))))
         except ScramFailed as failed:
             raise AuthenticationFailed(f"the broker at {address} cannot be trusted: {failed}") from failed
+
+
+def act_for(request: Callable[[ClientApi[Any, Any], Any], Any], person: ActingFor, address: Address) -> str:
+    """Become a person; return the tag of a login by password. Raises AuthenticationFailed, ValueError."""
+    handshake = request(SASL_HANDSHAKE, SaslHandshakeRequest(ACTING))
+    if handshake.error_code != ErrorCode.NONE:
+        raise BrokerUnreachable(f"the box at {address} lets the console act for no user; its settings http.role must have users, too")
+    answered = request(SASL_AUTHENTICATE, SaslAuthenticateRequest(person.pack()))
+    if answered.error_code != ErrorCode.NONE:
+        raise AuthenticationFailed(f"the box at {address} refused user {person.user!r}: {answered.error_message}")
+    return bytes(answered.auth_bytes).decode()
 
 
 def box_security(box: Box) -> ClientSecurity | None:

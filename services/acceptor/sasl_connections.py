@@ -300,7 +300,7 @@ class SaslConnections:
             address = session.address or connection.address
             self._failed.add(address, session.user, session.mechanism, reason)
             if self.audit is not None:
-                self.audit.login_failed(session.user, address, connection.way, session.mechanism, reason)
+                self.audit.login_failed(session.user, address, way_of(connection, session), session.mechanism, reason)
         if answer.failure is not None:
             connection.read_paused = True
             self._update_interest(connection)
@@ -356,6 +356,11 @@ class SaslConnections:
             keys.close()
         self._poller.unregister(self._checks.wakes)
         self._checks.close()
+
+
+def way_of(connection: Connection, session: SaslSession) -> str:
+    """As `Connection.way`, before the authentication is done."""
+    return ACTING.lower() if session.mechanism == ACTING else connection.way
 
 
 def _nonce() -> str:

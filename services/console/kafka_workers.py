@@ -23,6 +23,7 @@ from appliance.security.listeners import PLAINTEXT, is_encrypted
 if TYPE_CHECKING:
     from appliance.client.cluster import ClusterClient
     from appliance.client.security import ClientSecurity
+    from appliance.security.principals import ActingFor
 
 WORKERS_MAX = 4
 OWN_WORKERS = 1
@@ -43,13 +44,16 @@ def own_kafka(box: Box, layout: BoxLayout) -> tuple[str, int]:
     return box.local_kafka if box.kafka_listeners[0].protocol == PLAINTEXT else (layout.administration_socket(box.managed_by == SYSTEMD), 0)
 
 
-def security_of(box: Box) -> ClientSecurity | None:
-    """Return how other boxes are reached; OpenSSL is loaded only where they have TLS."""
-    if not is_encrypted(box.kafka_listeners[0].protocol):
+def security_of(box: Box, person: ActingFor | None = None) -> ClientSecurity | None:
+    """Return how the boxes are reached, for a person or for the box; OpenSSL is loaded only where it is needed."""
+    if person is None and not is_encrypted(box.kafka_listeners[0].protocol):
         return None
-    from appliance.client.security import box_security
+    from appliance.client.security import ClientSecurity, box_security
 
-    return box_security(box)
+    security = box_security(box)
+    if person is None:
+        return security
+    return (security or ClientSecurity(PLAINTEXT))._replace(acting=person, acts_elsewhere=bool(box.text("authorizer.class.name")))
 
 
 class WorkersBusy(MillraceError):
@@ -57,7 +61,7 @@ class WorkersBusy(MillraceError):
 
 
 class KafkaWorkers:
-    """`address`: where the box serves Kafka to itself; `security`: how other boxes are reached.
+    """`address`: where the box serves Kafka to itself, and `local` to persons; `security`: how boxes are reached.
     `on_refused` counts requests without a thread, `on_failed` logs those that raise what they should
     not."""
 
@@ -66,9 +70,11 @@ class KafkaWorkers:
         address: tuple[str, int],
         on_refused: Callable[[], None] = lambda: None,
         answer_seconds: float = ANSWER_SECONDS,
-        security: Callable[[], ClientSecurity | None] = lambda: None,
+        security: Callable[[ActingFor | None], ClientSecurity | None] = lambda _person: None,
         on_failed: Callable[[str], None] = lambda _words: None,
+        local: str = "",
     ) -> None:
+        self._local = local
         self.on_failed = on_failed
         self._address = address
         self._security = security
@@ -76,27 +82,27 @@ class KafkaWorkers:
         self._answer_seconds = answer_seconds
         self.running = 0
 
-    async def ask(self, question: Question, needs_broker: bool = True) -> Any:
+    async def ask(self, question: Question, needs_broker: bool = True, person: ActingFor | None = None) -> Any:
         """Return what `question` returns or raises; TimeoutError if it takes too long, `WorkersBusy` if
-        there is no thread for it."""
+        there is no thread for it. `person`: with whose rights it is asked; None: with those of the box."""
         if self.running >= WORKERS_MAX + (0 if needs_broker else OWN_WORKERS):
             self._on_refused()
             raise WorkersBusy(f"{WORKERS_MAX} requests wait for the cluster already; try again in a moment")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         try:
-            BackgroundThread(self._work, "console-kafka", (loop, answer, question)).start()
+            BackgroundThread(self._work, "console-kafka", (loop, answer, question, person)).start()
         except ThreadRefused as problem:
             self._on_refused()
             raise WorkersBusy(f"no thread could be started: {problem}") from problem
         self.running += 1
         return await asyncio.wait_for(answer, self._answer_seconds)
 
-    def _work(self, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any], question: Question) -> None:
+    def _work(self, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any], question: Question, person: ActingFor | None) -> None:
         result: Any = None
         problem: BaseException | None = None
         try:
-            result = self._result_of(question)
+            result = self._result_of(question, person)
         except StopIteration as raised:  # a future takes none
             problem = RuntimeError(f"a question raised {raised!r}")
         except BaseException as raised:  # the one that asked gets it
@@ -104,18 +110,18 @@ class KafkaWorkers:
         if not loop.is_closed():
             loop.call_soon_threadsafe(self._on_result, answer, result, problem)
 
-    def _result_of(self, question: Question) -> Any:
+    def _result_of(self, question: Question, person: ActingFor | None) -> Any:
         from appliance.client.address import Address
         from appliance.client.cluster import ClusterClient  # 3 MB that a console without such requests saves
 
         with ClusterClient(
-            [Address(*self._address)],
+            [Address(*self._address) if person is None else Address(self._local, 0)],
             client_id="millrace-console",
             connect_timeout_ms=CONNECT_MS,
             request_timeout_ms=REQUEST_MS,
             retry_ms=RETRY_MS,
             response_bytes_max=RESPONSE_BYTES_MAX,
-            security=self._security(),
+            security=self._security(person),
         ) as cluster:
             return question(cluster)
 

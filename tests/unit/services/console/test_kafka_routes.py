@@ -25,6 +25,7 @@ from appliance.records.batch import stamp_batch
 from appliance.records.builder import BatchBuilder
 from appliance.records.compression import Codec
 from appliance.records.record import Record
+from appliance.security.principals import ActingFor
 from services.console.access import Access
 from services.console.application import BODY_BYTES_MAX, make_application
 from services.console.kafka_routes import ANSWERS_KEPT, CHANGES, GROUPS_KEPT, KEPT_MS, POINT_MS, PRODUCE_PATH, READS, KeptAnswers, LagHistory, function_of
@@ -47,7 +48,7 @@ class Workers(KafkaWorkers):
         self.asked = 0
         self._raised = raised
 
-    async def ask(self, question: Callable[[ClusterClient], Any], needs_broker: bool = True) -> Any:
+    async def ask(self, question: Callable[[ClusterClient], Any], needs_broker: bool = True, person: ActingFor | None = None) -> Any:
         self.asked += 1
         if self._raised is not None:
             raise self._raised
