@@ -15,6 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import hashlib
+import secrets
 import selectors
 import socket
 from collections.abc import Callable, Iterator
@@ -34,6 +36,7 @@ from appliance.runtime.process_cost import CostReport
 from appliance.runtime.service_main import StopRequest
 from appliance.runtime.shared_memory import SharedMemoryWatch
 from appliance.runtime.unit_process import heart_of
+from appliance.security.listeners import has_console_users
 from appliance.shm.counters import Counters
 from services.console.access import Access
 from services.console.alarm import AlarmEvent
@@ -46,6 +49,9 @@ from services.console.console_connections import ConsoleConnections, bounded_pro
 from services.console.console_groups import GroupQuestions
 from services.console.console_host import HostFigures
 from services.console.kafka_workers import KafkaWorkers, own_kafka, security_of
+from services.console.login_routes import Users
+from services.console.person_guard import Persons, Proxies
+from services.console.persons import Roles
 from services.console.search_processes import SearchProcesses
 from services.console.state_files import StateFiles
 from services.console.watch import BoxMonitor
@@ -193,6 +199,30 @@ def _count_closed(counters: Counters, reason: str) -> None:
     counters.counter(f'console.closed{{reason="{reason}"}}').add()
 
 
+def _workers(context: ServiceContext) -> KafkaWorkers:
+    return KafkaWorkers(
+        own_kafka(context.box, context.layout),
+        partial(_count_refused, context.counters, "busy"),
+        security=partial(security_of, context.box),
+        on_failed=partial(_log_failed, context),
+        local=context.layout.kafka_socket,
+    )
+
+
+def _users(context: ServiceContext) -> Users | None:
+    """Return the users of the console; None without any in the settings."""
+    box = context.box
+    if not has_console_users(box):
+        return None
+    networks = box.text("http.proxy.networks")
+    proxies = Proxies(read_networks(networks) if networks else (), box.text("http.proxy.user.header"))
+    cookie = f"millrace-{hashlib.blake2b(box.box.encode(), digest_size=4).hexdigest()}"  # boxes on one machine share their cookies
+    persons = Persons(Roles.of(box), proxies, secrets.token_bytes(32), cookie)
+    logins = KafkaWorkers((context.layout.kafka_socket, 0), partial(_count_refused, context.counters, "logins"))
+    done, failed = context.counters.counter("console.logins"), context.counters.counter("console.login_failures")
+    return Users(persons, logins, lambda is_done: (done if is_done else failed).add())
+
+
 def run_console(context: ServiceContext, stop: StopRequest) -> None:
     """Run the console until it is asked to stop, for `run_service`.
 
@@ -205,6 +235,7 @@ def run_console(context: ServiceContext, stop: StopRequest) -> None:
     asyncio.set_event_loop(loop)
     agent = ConsoleAgent(context)
     connections = ConsoleConnections(partial(_count_closed, context.counters))
+    users = _users(context)
     config = uvicorn.Config(
         make_application(
             agent.watch,
@@ -214,16 +245,14 @@ def run_console(context: ServiceContext, stop: StopRequest) -> None:
                 bool(context.box.text("authorizer.class.name")),
                 is_loopback(listening.getsockname()[0]),
                 all(authenticates(context.box, each) for each in context.box.kafka_listeners),
+                (lambda _digest: None) if users is None else users.persons.sessions.end,
             ),
             partial(_count_refused, context.counters),
             SearchProcesses(context.layout, context.box.integer("search.processes.max")),
-            KafkaWorkers(
-                own_kafka(context.box, context.layout),
-                partial(_count_refused, context.counters, "busy"),
-                security=partial(security_of, context.box),
-                on_failed=partial(_log_failed, context),
-            ),
+            _workers(context),
+            users,
         ),
+        proxy_headers=users is None,  # else `person_guard` reads them
         http=bounded_protocol(connections),
         ws="none",
         lifespan="off",

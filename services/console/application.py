@@ -2,9 +2,9 @@
 runs), `/readyz` (the whole box serves), `/api/search`.
 
 It owns no socket; `services.console.agent` serves it. The page loads nothing from other sites; its
-policy forbids that. Pages of other sites may link to it, and get nothing else. Weak: there is no
-authentication; each client that reaches the port can read the names of topics and groups. Rights are in
-`access.py`.
+policy forbids that. Pages of other sites may link to it, and get nothing else. Rights are in
+`access.py`; without users of the console (`person_guard.py`) there is no authentication, and each client
+that reaches the port can read the names of topics and groups.
 """
 
 from __future__ import annotations
@@ -23,14 +23,19 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from appliance.base.clock import SystemClock
+from appliance.base.errors import MillraceError
 from appliance.base.http_hosts import is_cross_site, is_known_host, is_navigation
 from services.console.access import Access
 from services.console.box_metrics import CONTENT_TYPE
 from services.console.box_sample import Readiness
 from services.console.figure_history import DAY_MS, HistorySpan
-from services.console.kafka_routes import PRODUCE_PATH, RECORD_BODY_BYTES_MAX, KafkaRoutes, SampledBox
+from services.console.kafka_routes import PRODUCE_PATH, RECORD_BODY_BYTES_MAX, STALE, KafkaRoutes, SampledBox, is_refused_login
 from services.console.kafka_workers import KafkaWorkers
+from services.console.login_routes import LoginRoutes, Users
 from services.console.pages import ASSETS, PAGES, whole_page
+from services.console.person_guard import PersonGuard, person_of
+from services.console.person_rights import PersonRights, Visible
+from services.console.persons import Person
 from services.console.search_processes import SearchProcesses
 from services.console.search_route import SearchRoute
 
@@ -53,9 +58,9 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "C
 class Watch(SampledBox, Protocol):
     """The methods of `BoxMonitor` that the routes use."""
 
-    def overview(self, since_ms: int) -> dict[str, Any]: ...
+    def overview(self, since_ms: int, visible: Visible) -> dict[str, Any]: ...
 
-    def topics(self, contained: str, with_internal: bool) -> dict[str, Any]: ...
+    def topics(self, contained: str, with_internal: bool, visible: Visible) -> dict[str, Any]: ...
 
     def senders(self) -> dict[str, Any]: ...
 
@@ -77,14 +82,33 @@ def make_application(
     on_refused: Callable[[str], None],
     search: SearchProcesses | None = None,
     workers: KafkaWorkers | None = None,
+    users: Users | None = None,
 ) -> Starlette:
     """Return the ASGI application. It answers to IP addresses and `host_names`; `on_refused` counts
     refused pages of other sites, by reason. Without `search` or `workers` there are no
-    routes for them.
+    routes for them; without `users` there is no login.
     """
+    rights = PersonRights(workers if access.has_authorizer and users is not None else None, SystemClock.monotonic_ms)
+
+    async def why_not_topic(request: Request, topic: str) -> tuple[int, str] | None:
+        person = person_of(request.scope)
+        try:
+            if await rights.may_read(person, topic):
+                return None
+        except (MillraceError, TimeoutError) as problem:
+            return _unknown_rights(access, person, problem)
+        return 403, f"{'' if person is None else person.principal} may not read topic {topic}"
 
     def may_search(request: Request) -> bool:
         return request.method == "GET" and access.why_not_read(request) is None
+
+    async def see(request: Request) -> Visible | Response:
+        person = person_of(request.scope)
+        try:
+            return await rights.visible(person)
+        except (MillraceError, TimeoutError) as problem:
+            status, words = _unknown_rights(access, person, problem)
+            return _answer(status, {"error": words})
 
     async def healthz(_request: Request) -> Response:
         alive = watch.is_alive()
@@ -99,7 +123,10 @@ def make_application(
         return Response(watch.metrics(access.sees_details(request)), media_type=CONTENT_TYPE, headers=_HEADERS)
 
     async def overview(request: Request) -> Response:
-        document = watch.overview(time_of(request, "since"))
+        visible = await see(request)
+        if isinstance(visible, Response):
+            return visible
+        document = watch.overview(time_of(request, "since"), visible)
         return _answer(200, document if access.sees_details(request) else without_details(document))
 
     async def history(request: Request) -> Response:
@@ -114,7 +141,8 @@ def make_application(
 
     async def topics(request: Request) -> Response:
         contained, internal = request.query_params.get("contains", ""), request.query_params.get("internal", "") not in ("", "0", "false")
-        return _answer(200, watch.topics(contained, internal))
+        visible = await see(request)
+        return visible if isinstance(visible, Response) else _answer(200, watch.topics(contained, internal, visible))
 
     async def senders(request: Request) -> Response:
         if not access.sees_details(request):
@@ -136,11 +164,15 @@ def make_application(
         *(Route(f"/assets/{path.name}", _file(path.read_bytes(), _TYPES[path.suffix])) for path in sorted(ASSETS.iterdir()) if path.suffix in _TYPES),
     ]
     if search is not None:
-        route = SearchRoute(search, SystemClock.wall_ms, _HEADERS, may_search)
+        route = SearchRoute(search, SystemClock.wall_ms, _HEADERS, may_search, why_not_topic=why_not_topic)
         routes += [Route("/api/search", route.answer), Route("/api/search/check", route.check)]
     if workers is not None:
         routes += KafkaRoutes(workers, access, SystemClock.wall_ms, _HEADERS, watch, on_refused).routes()
     guards = [Middleware(SizeGuard), Middleware(SiteGuard, host_names, on_refused)]
+    if users is not None:
+        pages = frozenset(page.path for page in PAGES)
+        guards.append(Middleware(PersonGuard, users.persons, pages, _HEADERS, on_refused, SystemClock.monotonic_ms))
+        routes += LoginRoutes(users, pages, _PAGE_HEADERS, on_refused, SystemClock.monotonic_ms).routes()
     application = Starlette(routes=routes, middleware=guards, exception_handlers={HTTPException: _on_refused})
     application.router.redirect_slashes = False
     return application
@@ -152,6 +184,14 @@ def time_of(request: Request, name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
         raise HTTPException(400, f"{name} is {text[:40]!r}; it must be a time in milliseconds")
     return int(text)
+
+
+def _unknown_rights(access: Access, person: Person | None, problem: Exception) -> tuple[int, str]:
+    """Return status and text, if it is not known what a person may see."""
+    if person is not None and isinstance(problem, MillraceError) and is_refused_login(problem):
+        access.end_session(person.session)
+        return 401, STALE
+    return 503, f"the box does not say what this user may see: {str(problem) or 'no answer in time'}"
 
 
 def without_details(document: dict[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,8 @@ from services.console.access import Access
 from services.console.box_sample import BoxSample
 from services.console.kafka_workers import KafkaWorkers, WorkersBusy
 from services.console.parameters import Parameters, WrongParameter
+from services.console.person_guard import person_of
+from services.console.persons import Person, role_needed
 
 if TYPE_CHECKING:
     from appliance.client.cluster import ClusterClient
@@ -186,15 +188,20 @@ class KafkaRoutes:
 
     async def _rights(self, request: Request) -> Response:
         """Answer whether the page offers changes, and why not."""
-        why = self._access.why_no_changes(request)
-        return self._answer(200, {"may_change": why is None, "why": why})
+        why, person = self._access.why_no_changes(request), person_of(request.scope)
+        rights: dict[str, Any] = {"may_change": why is None, "why": why}
+        if person is not None:
+            refused = sorted(path for path in CHANGES if role_needed(path) > person.role)
+            rights |= {"person": {"user": person.user, "role": person.role.word}, "token": person.token, "refused": refused}
+        return self._answer(200, rights)
 
     async def _read(self, name: str, request: Request) -> Response:
         if (why := self._access.why_not_read(request)) is not None:
             return self._answer(403, {"error": why})
-        ask = partial(self._ask, name, Parameters(dict(request.query_params), self._wall_ms()))
-        kept_ms = KEPT_MS_BY_PATH.get(request.url.path)
-        return await ask() if kept_ms is None else await self._kept.get((name, request.url.query), kept_ms, ask)
+        person = person_of(request.scope)
+        ask = partial(self._ask, name, Parameters(dict(request.query_params), self._wall_ms()), person)
+        kept_ms, acting = KEPT_MS_BY_PATH.get(request.url.path), None if person is None else person.acting
+        return await ask() if kept_ms is None else await self._kept.get((name, request.url.query, acting), kept_ms, ask)
 
     async def _change(self, name: str, request: Request) -> Response:
         if (refused := self._access.why_not_change(request)) is not None:
@@ -209,13 +216,14 @@ class KafkaRoutes:
         if not isinstance(given, dict):
             return self._answer(400, {"error": "the body must be a JSON object"})
         try:
-            return await self._ask(name, Parameters(given, self._wall_ms()))
+            return await self._ask(name, Parameters(given, self._wall_ms()), person_of(request.scope))
         finally:
             self._kept.forget()
 
-    async def _ask(self, name: str, given: Parameters) -> Response:
+    async def _ask(self, name: str, given: Parameters, person: Person | None = None) -> Response:
+        acting = None if person is None else person.acting
         try:
-            content = await self._workers.ask(partial(self._content, name, given), name != READS[DISKS_PATH])
+            content = await self._workers.ask(partial(self._content, name, given), name != READS[DISKS_PATH], acting)
         except WrongParameter as problem:
             return self._answer(400, {"error": str(problem)})
         except RequestRefused as refused:
@@ -227,6 +235,9 @@ class KafkaRoutes:
         except ProtocolViolation as problem:
             return self._answer(502, {"error": str(problem)})
         except MillraceError as problem:
+            if person is not None and is_refused_login(problem):
+                self._access.end_session(person.session)
+                return self._answer(401, {"error": STALE})
             return self._answer(503, {"error": f"the cluster does not answer: {problem}"})
         except Exception as problem:
             self._workers.on_failed(f"a request failed in {name}: {type(problem).__name__}: {problem}")
@@ -247,6 +258,16 @@ class KafkaRoutes:
 
     def _response(self, status: int, content: bytes) -> Response:
         return Response(content, status, media_type="application/json", headers=self._headers)
+
+
+STALE = "the user was deleted, or has another password: log in again"
+
+
+def is_refused_login(problem: MillraceError) -> bool:
+    """Whether the box has refused the user for whom it was asked."""
+    from appliance.client.security import AuthenticationFailed
+
+    return isinstance(problem, AuthenticationFailed)
 
 
 def status_of(code: ErrorCode, is_read: bool) -> int:

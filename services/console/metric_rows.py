@@ -444,9 +444,12 @@ SCRAPE = (
     counter(
         "console_refused_requests",
         "console.refused",
-        "Refused requests, by reason: cross_site, unknown_host (web pages of other sites), change (not allowed), busy, failed (see the log).",
+        "Refused requests, by reason: cross_site, unknown_host (web pages of other sites), change (not allowed), busy, failed (see the log); of users: "
+        "login (none), role (too small), token (not of this login), logins (too many at a time), proxy_header (a user named by no proxy of the box).",
         ("process", "reason"),
     ),
+    counter("console_logins", "console.logins", "Users that logged in to the console by password."),
+    counter("console_login_failures", "console.login_failures", "Refused logins to the console; the log of acceptors names users and addresses."),
     counter(
         "console_closed_connections",
         "console.closed",

@@ -20,6 +20,7 @@ from services.console.box_sample import SUPERVISOR, BoxSample, ProcessSample
 from services.console.console_groups import GroupLag, GroupsSample
 from services.console.disk_sample import DiskSample
 from services.console.figures import TopicFigures
+from services.console.person_rights import ALL, Visible
 
 TOPICS_SHOWN = 30
 TOPICS_LISTED = 2_000
@@ -30,10 +31,12 @@ EVENTS_SHOWN = 20
 ALARMS_SHOWN = 300
 
 
-def overview(sample: BoxSample, between: Between, groups: GroupsSample, events: list[AlarmEvent], version: str) -> dict[str, Any]:
-    """Return the document; `between` covers the last seconds up to `sample`."""
+def overview(sample: BoxSample, between: Between, groups: GroupsSample, events: list[AlarmEvent], version: str, visible: Visible = ALL) -> dict[str, Any]:
+    """Return the document; `between` covers the last seconds up to `sample`. Of topics and groups it names
+    the visible ones."""
     box = sample.box
     topics = between.after.topics
+    shown_groups = sorted((group for group in groups.groups if visible.has_group(group.group)), key=lambda group: (-group.records, group.group))
     return {
         "now_ms": sample.wall_ms,
         "version": version,
@@ -60,11 +63,11 @@ def overview(sample: BoxSample, between: Between, groups: GroupsSample, events: 
         "cpu_percent": between.cpu_percent_of_all(),
         "processes": [_process(process, sample, between) for process in sample.processes],
         "disks": [_disk(disk.name, disk.path, sample, between) for disk in box.disks],
-        "topics": _topics(between),
+        "topics": _topics(between, visible),
         "topics_count": len(topics),
         "partitions_count": sum(topic.partitions for topic in topics.values()),
         "not_served_count": sum(topic.not_served for topic in topics.values()),
-        "groups": [_group(group) for group in sorted(groups.groups, key=lambda group: (-group.records, group.group))[:GROUPS_SHOWN]],
+        "groups": [_group(group, visible) for group in shown_groups[:GROUPS_SHOWN]],
         "groups_count": len(groups.groups) + groups.left_out,
         "alarms": [_event(event) for event in events[:EVENTS_SHOWN]],
     }
@@ -127,10 +130,12 @@ def _disk(name: str, path: str, sample: BoxSample, between: Between) -> dict[str
     return disk_document(name, path, sample) | {"written_bytes_per_s": between.disk_rate(name)} | latencies
 
 
-def _topics(between: Between) -> list[dict[str, Any]]:
+def _topics(between: Between, visible: Visible) -> list[dict[str, Any]]:
     """Return the topics: those with problems first, then the busiest, then by name."""
     rated = []
     for topic in between.after.topics.values():
+        if not visible.has_topic(topic.name):
+            continue
         records, received, sent = between.topic_rates(topic.name)
         rated.append(((-topic.not_served, -received - sent, -records, topic.name), topic, (records, received, sent)))
     rated.sort(key=lambda row: row[0])
@@ -138,13 +143,13 @@ def _topics(between: Between) -> list[dict[str, Any]]:
     return [topic._asdict() | dict(zip(names, rates)) for _, topic, rates in rated[:TOPICS_SHOWN]]
 
 
-def topic_list(image: MetadataImage, between: Between, contained: str = "", with_internal: bool = False) -> dict[str, Any]:
+def topic_list(image: MetadataImage, between: Between, contained: str = "", with_internal: bool = False, visible: Visible = ALL) -> dict[str, Any]:
     """Return the topics whose names contain a text, by name, internal ones only if asked; `count`
     includes those left out. Records, bytes and rates are those of this box."""
     topics = sorted(
         topic
         for topic in between.after.topics.values()
-        if contained in topic.name and topic.name in image.topics and (with_internal or topic.name not in INTERNAL_TOPICS)
+        if contained in topic.name and topic.name in image.topics and (with_internal or topic.name not in INTERNAL_TOPICS) and visible.has_topic(topic.name)
     )
     listed = [_listed(topic, image.topics[topic.name], between) for topic in topics[:TOPICS_LISTED]]
     return {"topics": listed, "count": len(topics), "boxes": len(image.brokers)}
@@ -179,13 +184,14 @@ def senders_document(figures: IngestFigures, silent_limit_ms: int) -> dict[str, 
     }
 
 
-def _group(group: GroupLag) -> dict[str, Any]:
+def _group(group: GroupLag, visible: Visible) -> dict[str, Any]:
+    topics = [topic.topic for topic in group.topics if visible.has_topic(topic.topic)]
     return {
         "group": group.group,
         "state": group.state,
         "records": group.records,
         "partitions": group.partitions,
-        "topics": [topic.topic for topic in group.topics[:GROUP_TOPICS_SHOWN]],
+        "topics": topics[:GROUP_TOPICS_SHOWN],
         "topics_count": len(group.topics),
     }
 

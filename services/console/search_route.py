@@ -11,7 +11,7 @@ Regular expressions are compiled by the search process alone: the loop here serv
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import orjson
@@ -96,7 +96,8 @@ class SearchStream(StreamingResponse):
 
 
 class SearchRoute:
-    """The handlers. `headers` go with each answer; `may_search` judges the client of a request."""
+    """The handlers. `headers` go with each answer; `may_search` judges the client of a request, `why_not_topic` the
+    topic that it wants to search."""
 
     def __init__(
         self,
@@ -105,7 +106,9 @@ class SearchRoute:
         headers: dict[str, str],
         may_search: Callable[[Request], bool] = lambda _request: True,
         first_line_seconds: float = FIRST_LINE_SECONDS,
+        why_not_topic: Callable[[Request, str], Awaitable[tuple[int, str] | None]] | None = None,
     ) -> None:
+        self._why_not_topic = why_not_topic
         self._first_line_seconds = first_line_seconds
         self._may_search = may_search
         self._processes = processes
@@ -123,6 +126,8 @@ class SearchRoute:
             return self._refused(400, {"error": str(problem)})
         except QueryProblem as problem:
             return self._wrong_query(problem)
+        if self._why_not_topic is not None and (refused := await self._why_not_topic(request, wanted["topic"])) is not None:
+            return self._refused(refused[0], {"error": refused[1]})
         searcher = Searcher(None if request.client is None else request.client.host, wanted["follow"])
         if (busy := self._processes.why_busy(searcher)) is not None:
             return self._refused(429, {"error": busy})

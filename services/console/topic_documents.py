@@ -80,15 +80,26 @@ def topic_document(cluster: ClusterClient, given: Parameters) -> dict[str, Any]:
                 "disks": {str(broker): known.paths[key] for broker, known in contents.items() if key in known.paths},
             }
         )
-    settings = [_setting(config) for config in topic_configs(cluster, name, documented=True)]
+    settings, why_not = _settings(cluster, name)
     return {
         "topic": name,
         "id": str(described.topic.topic_id or ""),
         "is_internal": described.topic.is_internal or name in INTERNAL_TOPICS,
         "partitions": partitions,
         "settings": sorted(settings, key=lambda each: (each["source"] == "default", each["name"])),
+        "settings_refused": why_not,
         "silent_boxes": sorted({replica for part in described.topic.partitions for replica in part.assigned_replicas} - contents.keys()),
     }
+
+
+def _settings(cluster: ClusterClient, name: str) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the settings; or none, and why: a person may have the right to describe a topic without them."""
+    try:
+        return [_setting(config) for config in topic_configs(cluster, name, documented=True)], None
+    except RequestRefused as refused:
+        if refused.code != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            raise
+        return [], refused.message
 
 
 def _contents(cluster: ClusterClient, topic: TopicMetadata) -> dict[int, BoxContents]:

@@ -22,6 +22,7 @@ from services.console.console_groups import NOT_LOOKED, GroupsSample
 from services.console.figure_history import FigureHistory, HistorySpan
 from services.console.figures import gather
 from services.console.overview import SENDERS_SHOWN, alarms_document, overview, senders_document, topic_list
+from services.console.person_rights import ALL, Visible
 
 ALARMS_EVERY_MS = 10_000
 SENDERS_EVERY_MS = 10_000
@@ -76,10 +77,10 @@ class BoxMonitor:
         """Return the last sample, at most `EVERY_MS` old."""
         return self.sample
 
-    def overview(self, since_ms: int) -> dict[str, Any]:
+    def overview(self, since_ms: int, visible: Visible = ALL) -> dict[str, Any]:
         """Return the document of the page, with the points of its charts after `since_ms`."""
         between = Between(self._slims[0], self._slims[-1])
-        document = overview(self.sample, between, self.groups(), self.alarms.events, self._version)
+        document = overview(self.sample, between, self.groups(), self.alarms.events, self._version, visible)
         return document | {"history": self._history.document(since_ms)}
 
     def figures_between(self, span: HistorySpan) -> dict[str, Any]:
@@ -90,9 +91,9 @@ class BoxMonitor:
         """Return the alarms that last, those that ended, and the runbook of each."""
         return alarms_document(self.alarms, ALARMS, self.sample.wall_ms) | self.kept()
 
-    def topics(self, contained: str = "", with_internal: bool = False) -> dict[str, Any]:
+    def topics(self, contained: str = "", with_internal: bool = False, visible: Visible = ALL) -> dict[str, Any]:
         """Return the topics whose names contain a text, by name."""
-        return topic_list(self.sample.image, Between(self._slims[0], self._slims[-1]), contained, with_internal)
+        return topic_list(self.sample.image, Between(self._slims[0], self._slims[-1]), contained, with_internal, visible)
 
     def senders(self) -> dict[str, Any]:
         """Return what senders brought, as of the last sample; of more senders than are shown, as of

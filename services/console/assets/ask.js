@@ -9,12 +9,23 @@ class Refused extends Error {
 async function answered(path, options) {
   const response = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(KAFKA_MS_MAX), ...options });
   const document = await response.json().catch(() => ({}));
+  if (response.status === 401) goToLogin();
   if (!response.ok) throw new Refused(response.status, document);
   return document;
 }
 
+// The session is over, or there is none yet.
+function goToLogin() {
+  if (location.pathname !== "/login") location.assign(`/login?${new URLSearchParams({ next: location.pathname + location.search })}`);
+}
+
 const getJson = (path, parameters = {}) => answered(`${path}?${new URLSearchParams(parameters)}`, { headers: { "X-Millrace": "console" } });
-const postJson = (path, body) => answered(path, { method: "POST", body: JSON.stringify(body), headers: { "X-Millrace": "console", "Content-Type": "application/json" } });
+// The token is asked for each time: in another tab someone else may have logged in.
+async function postJson(path, body) {
+  const { token } = await getJson("/api/rights");
+  const headers = { "X-Millrace": "console", "Content-Type": "application/json", ...(token && { "X-Millrace-Token": token }) };
+  return answered(path, { method: "POST", body: JSON.stringify(body), headers });
+}
 
 const problemText = (error) => (error instanceof Refused ? error.message : error.name === "TimeoutError" ? "no answer from the box in time" : `no answer from the box: ${error.message}`);
 
@@ -47,13 +58,26 @@ function keepLooking(look, milliseconds) {
   return run;
 }
 
-// What changes something has the class `change`, and is shown only where the box allows it.
+// What changes something has the class `change`, and is shown only where the box allows it; what changes topics also `admin`.
 async function showRights() {
-  const { may_change, why } = await getJson("/api/rights");
+  const { may_change, why, person, refused = [] } = await getJson("/api/rights");
+  const mayAll = may_change && !refused.length, hasAdmin = document.querySelector(".change.admin");
   document.body.classList.toggle("may-change", may_change);
-  $("rights").hidden = may_change;
-  $("rights").textContent = may_change ? "" : `Nothing is changed here: ${why}.`;
+  document.body.classList.toggle("may-administer", mayAll);
+  $("rights").hidden = mayAll || (may_change && !hasAdmin);
+  $("rights").textContent = may_change ? `Topics are not created, altered or deleted here: ${person?.user} is ${person?.role}, and that needs the role admin.` : `Nothing is changed here: ${why}.`;
 }
+
+// Each page shows who is logged in.
+async function showPerson() {
+  const { person } = await getJson("/api/rights");
+  if (!person) return;
+  $("person").textContent = `${person.user} · ${person.role}`;
+  $("person").href = "/login";
+  $("person").hidden = false;
+}
+if (location.pathname === "/login") followTheme(() => {});
+else showPerson().catch(() => {});
 
 const parameter = (name) => new URLSearchParams(location.search).get(name) ?? "";
 

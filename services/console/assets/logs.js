@@ -171,6 +171,7 @@ async function ask(path, parameters, signal) {
   for (let tries = 1; ; tries++) {
     const response = await fetch(`${path}?${new URLSearchParams(parameters)}`, { ...ASKED, signal });
     if (response.ok) return response;
+    if (response.status === 401) goToLogin();
     const document = await response.json().catch(() => ({}));
     // The search before this one ends a moment after its connection was closed.
     if (response.status !== 429 || tries === BUSY_TRIES) throw new Refused(response.status, document);

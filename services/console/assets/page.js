@@ -140,6 +140,7 @@ let answeredAt = null;
 async function look() {
   try {
     const answer = await fetch(`/api/overview?since=${past.last_ms}`, { cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS_MAX) });
+    if (answer.status === 401) goToLogin();
     if (!answer.ok) throw new Error(`status ${answer.status}`);
     const box = await answer.json();
     answeredAt = new Date();

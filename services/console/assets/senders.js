@@ -50,6 +50,7 @@ async function look() {
   try {
     const answer = await fetch("/api/senders", { cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS_MAX) });
     const document = await answer.json();
+    if (answer.status === 401) goToLogin();
     if (!answer.ok) throw new Error(document.error);
     if (now?.now_ms !== document.now_ms) { before = now; now = document; }
     $("trouble").hidden = true;

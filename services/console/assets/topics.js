@@ -74,13 +74,13 @@ function showSettings() {
   const wanted = $("setting").value.trim().toLowerCase();
   const shown = one.settings.filter((each) => each.name.includes(wanted) || each.source === wanted);
   fill($("settings"), [["setting", "words name"], ["value", "words"], ["from", ""], ["", ""]], shown.map((each) => {
-    const change = button("Change", "change", () => alterSetting(settingOf(each.name))), unset = button("Default", "change", () => unsetSetting(settingOf(each.name)));
+    const change = button("Change", "change admin", () => alterSetting(settingOf(each.name))), unset = button("Default", "change admin", () => unsetSetting(settingOf(each.name)));
     change.setAttribute("aria-label", `Change ${each.name}`);
     unset.setAttribute("aria-label", `${each.name} back to its default`);
     const meaning = meaningOf(each.name, each.value);
     return [[each.name, make("span", "under", each.documentation)], [each.value === "" ? NOTHING : each.value ?? "(hidden)", ...(meaning ? [make("span", "under", meaning)] : [])],
       badge(each.source, each.source === "topic" ? "good" : ""), each.is_fixed ? [] : each.source === "topic" ? [change, " ", unset] : [change]];
-  }), "No setting is called so.");
+  }), one.settings_refused ? `Not shown: ${one.settings_refused}` : "No setting is called so.");
   $("settings-note").textContent = `${wholeText(one.settings.filter((each) => each.source === "topic").length)} set on the topic`;
 }
 

@@ -26,7 +26,7 @@ class FakeWatch:
         self._readiness, self._alive = Readiness(2, missing or {}), alive
         self.asked_since: list[int] = []
 
-    def overview(self, since_ms: int) -> dict[str, Any]:
+    def overview(self, since_ms: int, _visible: object) -> dict[str, Any]:
         self.asked_since.append(since_ms)
         disks, processes = [{"name": "d0", "path": "/srv/d0"}], [{"name": "a", "pid": 7}, {"name": "b", "pid": 0}]
         return {"box": "b", "version": "1.2.3", "disks": disks, "processes": processes}
