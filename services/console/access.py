@@ -32,13 +32,15 @@ WITH_LOGINS = f"Kafka clients of the box need a login or a certificate, {_NO_USE
 
 class Access(NamedTuple):
     """`is_local`: the console listens on loopback alone. `needs_login`: each listener for Kafka clients
-    needs a login or a certificate. `end_session`: of a person that the box has refused."""
+    needs a login or a certificate. `end_session`: of a person that the box has refused; `log_order`:
+    of a person, which no acceptor audits."""
 
     details_networks: Sequence[Network]
     has_authorizer: bool = False
     is_local: bool = False
     needs_login: bool = False
     end_session: Callable[[bytes], None] = lambda _digest: None
+    log_order: Callable[[str], None] = lambda _words: None
 
     def sees_details(self, request: Request) -> bool:
         """Whether a client sees paths, process ids and senders. A Unix socket has no address."""

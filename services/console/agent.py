@@ -246,6 +246,7 @@ def run_console(context: ServiceContext, stop: StopRequest) -> None:
                 is_loopback(listening.getsockname()[0]),
                 all(authenticates(context.box, each) for each in context.box.kafka_listeners),
                 (lambda _digest: None) if users is None else users.persons.sessions.end,
+                lambda words: context.log.info(words, audit=words.partition(":")[0]),
             ),
             partial(_count_refused, context.counters),
             SearchProcesses(context.layout, context.box.integer("search.processes.max")),

@@ -29,12 +29,12 @@ from services.console.access import Access
 from services.console.box_metrics import CONTENT_TYPE
 from services.console.box_sample import Readiness
 from services.console.figure_history import DAY_MS, HistorySpan
-from services.console.kafka_routes import PRODUCE_PATH, RECORD_BODY_BYTES_MAX, STALE, KafkaRoutes, SampledBox, is_refused_login
+from services.console.kafka_routes import PRODUCE_PATH, RECORD_BODY_BYTES_MAX, KafkaRoutes, SampledBox
 from services.console.kafka_workers import KafkaWorkers
 from services.console.login_routes import LoginRoutes, Users
 from services.console.pages import ASSETS, PAGES, whole_page
 from services.console.person_guard import PersonGuard, person_of
-from services.console.person_rights import PersonRights, Visible
+from services.console.person_rights import STALE, PersonRights, Visible, is_refused_login
 from services.console.persons import Person
 from services.console.search_processes import SearchProcesses
 from services.console.search_route import SearchRoute
@@ -88,16 +88,15 @@ def make_application(
     refused pages of other sites, by reason. Without `search` or `workers` there are no
     routes for them; without `users` there is no login.
     """
-    rights = PersonRights(workers if access.has_authorizer and users is not None else None, SystemClock.monotonic_ms)
+    kafka = None if workers is None else KafkaRoutes(workers, access, SystemClock.wall_ms, _HEADERS, watch, on_refused)
+    rights = PersonRights(None, False, SystemClock.monotonic_ms) if kafka is None else kafka.rights
 
     async def why_not_topic(request: Request, topic: str) -> tuple[int, str] | None:
         person = person_of(request.scope)
         try:
-            if await rights.may_read(person, topic):
-                return None
+            return await rights.why_not_read(person, topic)
         except (MillraceError, TimeoutError) as problem:
             return _unknown_rights(access, person, problem)
-        return 403, f"{'' if person is None else person.principal} may not read topic {topic}"
 
     def may_search(request: Request) -> bool:
         return request.method == "GET" and access.why_not_read(request) is None
@@ -126,7 +125,7 @@ def make_application(
         visible = await see(request)
         if isinstance(visible, Response):
             return visible
-        document = watch.overview(time_of(request, "since"), visible)
+        document = watch.overview(time_of(request, "since"), visible) | hidden_by(visible)
         return _answer(200, document if access.sees_details(request) else without_details(document))
 
     async def history(request: Request) -> Response:
@@ -142,14 +141,15 @@ def make_application(
     async def topics(request: Request) -> Response:
         contained, internal = request.query_params.get("contains", ""), request.query_params.get("internal", "") not in ("", "0", "false")
         visible = await see(request)
-        return visible if isinstance(visible, Response) else _answer(200, watch.topics(contained, internal, visible))
+        return visible if isinstance(visible, Response) else _answer(200, watch.topics(contained, internal, visible) | hidden_by(visible))
 
     async def senders(request: Request) -> Response:
         if not access.sees_details(request):
             return _answer(
                 403, {"error": "addresses of senders are shown to http.details.allowed.networks only; on the box: `millrace ingest status --senders`"}
             )
-        return _answer(200, watch.senders())
+        visible = await see(request)
+        return visible if isinstance(visible, Response) else _answer(200, watch.senders())
 
     routes = [
         Route("/healthz", healthz),
@@ -166,8 +166,8 @@ def make_application(
     if search is not None:
         route = SearchRoute(search, SystemClock.wall_ms, _HEADERS, may_search, why_not_topic=why_not_topic)
         routes += [Route("/api/search", route.answer), Route("/api/search/check", route.check)]
-    if workers is not None:
-        routes += KafkaRoutes(workers, access, SystemClock.wall_ms, _HEADERS, watch, on_refused).routes()
+    if kafka is not None:
+        routes += kafka.routes()
     guards = [Middleware(SizeGuard), Middleware(SiteGuard, host_names, on_refused)]
     if users is not None:
         pages = frozenset(page.path for page in PAGES)
@@ -184,6 +184,11 @@ def time_of(request: Request, name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
         raise HTTPException(400, f"{name} is {text[:40]!r}; it must be a time in milliseconds")
     return int(text)
+
+
+def hidden_by(visible: Visible) -> dict[str, str]:
+    """Return what a document says of names that it does not have."""
+    return {"hidden": visible.why} if visible.why else {}
 
 
 def _unknown_rights(access: Access, person: Person | None, problem: Exception) -> tuple[int, str]:

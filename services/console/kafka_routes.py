@@ -29,6 +29,7 @@ from services.console.box_sample import BoxSample
 from services.console.kafka_workers import KafkaWorkers, WorkersBusy
 from services.console.parameters import Parameters, WrongParameter
 from services.console.person_guard import person_of
+from services.console.person_rights import ALL, STALE, PersonRights, Visible, is_refused_login, require_alter, without_names
 from services.console.persons import Person, role_needed
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ RECORD_BODY_BYTES_MAX = 2 << 20
 PRODUCE_PATH = "/api/records/produce"
 GROUP_PATH = "/api/group"
 DISKS_PATH = "/api/disks"
+DRAIN_PATH = "/api/disk/drain"
 KEPT_MS_BY_PATH = {DISKS_PATH: 1_000, "/api/groups": 4_000, "/api/transactions": 2_000, "/api/producers": 1_000, "/api/boxes": 15_000}
 """How long these answers are kept for other pages: to look at all groups, transactions or boxes is dear."""
 OF_DISKS = "box_documents.DiskContents"
@@ -64,7 +66,7 @@ CHANGES = {
     "/api/group/reset": "group_documents.reset",
     "/api/group/delete": "group_documents.delete",
     "/api/transaction/abort": "transaction_documents.abort",
-    "/api/disk/drain": f"{OF_DISKS}.drain",
+    DRAIN_PATH: f"{OF_DISKS}.drain",
 }
 
 _NOT_FOUND = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.INVALID_PARTITIONS, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND})
@@ -180,6 +182,7 @@ class KafkaRoutes:
         self._headers = headers
         self._lags, self._lags_lock = LagHistory(), threading.Lock()
         self._kept = KeptAnswers(SystemClock.monotonic_ms)
+        self.rights = PersonRights(workers, access.has_authorizer, SystemClock.monotonic_ms)
 
     def routes(self) -> list[Route]:
         reads = [Route(path, partial(self._read, name)) for path, name in READS.items()]
@@ -223,7 +226,8 @@ class KafkaRoutes:
     async def _ask(self, name: str, given: Parameters, person: Person | None = None) -> Response:
         acting = None if person is None else person.acting
         try:
-            content = await self._workers.ask(partial(self._content, name, given), name != READS[DISKS_PATH], acting)
+            visible = await self.rights.visible(person) if name == READS[DISKS_PATH] else ALL
+            content = await self._workers.ask(partial(self._content, name, given, visible, person), name != READS[DISKS_PATH], acting)
         except WrongParameter as problem:
             return self._answer(400, {"error": str(problem)})
         except RequestRefused as refused:
@@ -244,9 +248,17 @@ class KafkaRoutes:
             return self._answer(500, {"error": "the console could not carry this out; its log says why"})
         return self._response(200, content)
 
-    def _content(self, name: str, given: Parameters, cluster: ClusterClient) -> bytes:
-        """Return the document as JSON; in the thread, because a page of records may be large."""
+    def _content(self, name: str, given: Parameters, visible: Visible, person: Person | None, cluster: ClusterClient) -> bytes:
+        """Return the document as JSON; in the thread, because a page of records may be large. What does not go
+        through the cluster is not judged by it: `visible` and a right of `person` are for that."""
+        if name == CHANGES[DRAIN_PATH] and person is not None:
+            require_alter(cluster)
+            self._access.log_order(
+                f"audit.disk.order: {person.principal} from {person.address} (listener console): drain {given.shown('disk', 'cancel', 'execute')}"
+            )
         document = function_of(name, self._box)(cluster, given)
+        if name == READS[DISKS_PATH]:
+            document = without_names(document, visible)
         if name == READS[GROUP_PATH]:
             document["now_ms"] = given.now_ms
             with self._lags_lock:
@@ -258,16 +270,6 @@ class KafkaRoutes:
 
     def _response(self, status: int, content: bytes) -> Response:
         return Response(content, status, media_type="application/json", headers=self._headers)
-
-
-STALE = "the user was deleted, or has another password: log in again"
-
-
-def is_refused_login(problem: MillraceError) -> bool:
-    """Whether the box has refused the user for whom it was asked."""
-    from appliance.client.security import AuthenticationFailed
-
-    return isinstance(problem, AuthenticationFailed)
 
 
 def status_of(code: ErrorCode, is_read: bool) -> int:

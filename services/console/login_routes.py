@@ -112,7 +112,7 @@ class LoginRoutes:
         goes_on = self._next(form.get("next", ""))
         if visitor.why_unsafe is not None:
             return self._answer(403, _form(visitor, goes_on))
-        user, password = form.get("user", "").strip(), form.get("password", "")
+        user, password = form.get("user", "").strip(), form.get("password", "").removesuffix("\n").removesuffix("\r")  # of a file
         network = network_of(visitor.address)
         if not self._attempts.begin(network):
             self._on_refused("logins")

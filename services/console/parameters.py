@@ -33,6 +33,10 @@ class Parameters:
         if unknown := sorted(set(self._given) - set(names)):
             raise WrongParameter(f"there is no parameter {unknown[0][:SHOWN_CHARACTERS]}; there are {', '.join(names)}")
 
+    def shown(self, *names: str) -> str:
+        """Return some parameters for the log."""
+        return ", ".join(f"{name} {str(self._given[name])[:SHOWN_CHARACTERS]!r}" for name in names if name in self._given)
+
     def get(self, name: str) -> Any:
         return self._given.get(name)
 

@@ -148,7 +148,13 @@ def test_a_change_needs_the_role_and_the_right_and_the_audit_names_the_person(pl
     trimmed = place.change("/api/topic/trim", {"topic": "logs", "offset": 1, "execute": True}, sessions["otto"])
     assert trimmed.status == 200, trimmed.body
     assert place.change("/api/topic/delete", {"topic": AUDIT_TOPIC, "confirm": AUDIT_TOPIC}, sessions["anna"]).status == 400
+    drained = place.change("/api/disk/drain", {"disk": "d0"}, sessions["otto"])
+    assert drained.status == 403 and "it needs Alter on the cluster" in drained.document["error"], drained.body
+    assert "fit on no other disk" in place.change("/api/disk/drain", {"disk": "d0"}, sessions["anna"]).document["error"]
+    (disk,) = place.ask("/api/disks", Cookie=sessions["vera"].cookie).document["disks"]
+    assert {held["topic"] for held in disk["held"]} == {"logs"}
     for words in (
+        "audit.disk.order: User:anna from 127.0.0.1 (listener console): drain disk 'd0'",
         "audit.login: User:otto from 127.0.0.1 (listener console)",
         "audit.topic.created: User:anna from 127.0.0.1 (listener console)",
         "audit.records.deleted: User:otto from 127.0.0.1 (listener console)",
@@ -238,7 +244,7 @@ def test_the_commands_of_the_documentation(place: Place, tmp_path: Path) -> None
     section = page.partition("## Users of the console")[2].partition("\n## ")[0]
     (script,) = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
     added, _, script = script.replace("http://127.0.0.1:8080", f"http://{place.box.http}").partition("\n")
-    (tmp_path / "anna.password").write_text(PASSWORD)
+    (tmp_path / "anna.password").write_text(f"{PASSWORD}\n")
     assert added == "millrace user add anna --password-file anna.password", "which is done"
     done = subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0 and '{"topic":"made"}' in done.stdout, done

@@ -110,7 +110,7 @@ function showTopics(box) {
   ]), "No topics yet.");
   const left = box.topics_count - box.topics.length;
   $("topics-note").textContent = `${plural(box.topics_count, "topic")}, ${plural(box.partitions_count, "partition")}` + (left > 0 ? `; the ${box.topics.length} busiest` : "")
-    + (box.not_served_count ? `; ${plural(box.not_served_count, "partition")} not served` : "");
+    + (box.not_served_count ? `; ${plural(box.not_served_count, "partition")} not served` : "") + (box.hidden ? `; ${box.hidden}` : "");
 }
 
 function showSyslog(box) {

@@ -8,7 +8,7 @@ let lookAgain = () => {};
 // ---- the list
 
 async function lookAtList() {
-  const { topics, count, boxes } = await getJson("/api/topics", { contains: $("only").value.trim(), ...($("internal").checked && { internal: "1" }) });
+  const { topics, count, boxes, hidden } = await getJson("/api/topics", { contains: $("only").value.trim(), ...($("internal").checked && { internal: "1" }) });
   const order = $("order").value;
   if (order !== "name") topics.sort((one, other) => other[order] - one[order]);
   const columns = [["topic", "name"], ["", ""], ["partitions", "number"], ["replicas", "number"], ["records", "number"], ["bytes on disk", "number"],
@@ -23,7 +23,7 @@ async function lookAtList() {
       bytesText(topic.size_bytes), countText(topic.records_per_s), rateText(topic.received_bytes_per_s), rateText(topic.sent_bytes_per_s)];
   }), $("only").value ? "No topic is called so." : "No topics yet.");
   $("count").textContent = plural(count, "topic") + (count > topics.length ? `, ${wholeText(topics.length)} shown: type a part of the name` : "");
-  $("list-note").textContent = boxes > 1 ? "Records, bytes and rates are of the replicas on this box." : "";
+  $("list-note").textContent = hidden ?? (boxes > 1 ? "Records, bytes and rates are of the replicas on this box." : "");
 }
 
 function createTopic() {
