@@ -234,8 +234,8 @@ def run_console(context: ServiceContext, stop: StopRequest) -> None:
     loop = asyncio.SelectorEventLoop(HeartbeatSelector(context))
     asyncio.set_event_loop(loop)
     agent = ConsoleAgent(context)
-    connections = ConsoleConnections(partial(_count_closed, context.counters))
     users = _users(context)
+    connections = ConsoleConnections(partial(_count_closed, context.counters), proxies=() if users is None else users.persons.proxies.networks)
     config = uvicorn.Config(
         make_application(
             agent.watch,

@@ -3,7 +3,8 @@
 uvicorn has no time limit for a header that does not come, so idle sockets of one address could shut
 out probes. A connection must send a whole header within `HEADER_SECONDS`, take its answer within
 `ANSWER_SECONDS` (a streamed one: some of it), and share its network (an IPv4 address, or an IPv6
-/64, all of which one machine can use) with fewer than `ADDRESS_CONNECTIONS_MAX` others. None of the
+/64, all of which one machine can use) with fewer than `ADDRESS_CONNECTIONS_MAX` others, unless it is
+that of a proxy of the console (`http.proxy.networks`), which has those of many users. None of the
 limits holds for the Unix socket, by which install.sh asks for readiness. Owned by the console's
 loop. Weak: a machine with eight networks can still take all `CONNECTIONS_MAX`.
 """
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter as Tally
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from appliance.base.networks import Network, lies_in, packed_address
 from appliance.senders.sender_accounts import network_of
 from services.console.search_route import STREAMED
 
@@ -32,7 +34,14 @@ ADDRESS_CONNECTIONS_MAX = 32
 class ConsoleConnections:
     """Counts the open connections by network. `on_closed` counts what the console closed, by reason."""
 
-    def __init__(self, on_closed: Callable[[str], None], header_seconds: float = HEADER_SECONDS, answer_seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(
+        self,
+        on_closed: Callable[[str], None],
+        header_seconds: float = HEADER_SECONDS,
+        answer_seconds: float = ANSWER_SECONDS,
+        proxies: Sequence[Network] = (),
+    ) -> None:
+        self._proxies = proxies
         self.on_closed = on_closed
         self.header_seconds = header_seconds
         self.answer_seconds = answer_seconds
@@ -42,7 +51,9 @@ class ConsoleConnections:
     def acquire(self, address: str) -> bool:
         """Return False if there are too many already."""
         network = network_of(address)
-        if self._open >= CONNECTIONS_MAX or self._by_network[network] >= ADDRESS_CONNECTIONS_MAX:
+        if self._open >= CONNECTIONS_MAX:
+            return False
+        if self._by_network[network] >= ADDRESS_CONNECTIONS_MAX and not lies_in(packed_address(address), self._proxies):
             return False
         self._open += 1
         self._by_network[network] += 1

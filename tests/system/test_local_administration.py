@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, Producer
 
+from appliance.base.errors import ErrorCode
 from appliance.base.model import AUDIT_TOPIC
 from appliance.client.address import Address
 from appliance.client.cluster import ClusterClient
@@ -51,6 +52,16 @@ PASSWORD = "correct horse battery staple"
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 ALTER_QUOTAS = ClientApi(ALTER_CLIENT_QUOTAS_REQUEST, ALTER_CLIENT_QUOTAS_RESPONSE, 1, 1)
 API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)
+ACTS = struct.pack(">ihhihh", 19, 17, 1, 7, -1, 7) + b"CONSOLE"
+"""SaslHandshake: to act for a user."""
+ASKS = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as sock:
+    sock.settimeout(20)
+    sock.connect(sys.argv[1])
+    sock.sendall(bytes.fromhex(sys.argv[2]))
+    print(int.from_bytes(sock.recv(100)[8:10], "big"))
+"""
 CONNECTS = """
 import socket, sys
 held = []
@@ -205,6 +216,12 @@ def test_another_user_keeps_no_administrator_out(opened: Place) -> None:
     eventually(lambda: opened.closed("connection-limit-of-address") >= 2, "they are counted")
     with open_cluster(None, opened.data, None) as cluster:
         assert cluster.metadata([]).brokers
+
+
+@needs_root
+def test_another_user_acts_for_no_one(opened: Place) -> None:
+    assert int(run_python(STRANGER, ASKS, opened.socket, ACTS.hex())) == ErrorCode.ILLEGAL_SASL_STATE
+    assert int(run_python(os.geteuid(), ASKS, opened.socket, ACTS.hex())) == ErrorCode.NONE, "as the box may"
 
 
 def records(place: Place, user_name: str) -> list[dict[str, Any]]:

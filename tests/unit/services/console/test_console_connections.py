@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from appliance.base.networks import read_networks
 from appliance.ipc.frames import listen_unix
 from services.console.console_connections import ADDRESS_CONNECTIONS_MAX, CONNECTIONS_MAX, ConsoleConnections, bounded_protocol
 
@@ -155,3 +156,10 @@ def test_the_unix_socket_has_no_limit(tmp_path: Path) -> None:
 
     serve(ConsoleConnections(closed.append), talk, listen_unix(path))
     assert closed == []
+
+
+def test_a_proxy_of_the_console_may_have_all_connections() -> None:
+    """Each of its users has one, and refused logins keep theirs for seconds."""
+    connections = ConsoleConnections(lambda _reason: None, proxies=read_networks("10.0.0.2"))
+    assert sum(connections.acquire("10.0.0.3") for _ in range(ADDRESS_CONNECTIONS_MAX + 1)) == ADDRESS_CONNECTIONS_MAX
+    assert sum(connections.acquire("10.0.0.2") for _ in range(CONNECTIONS_MAX)) == CONNECTIONS_MAX - ADDRESS_CONNECTIONS_MAX
