@@ -12,14 +12,18 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from appliance.base.errors import ErrorCode
+from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.settings import load_box
 from appliance.client.address import Address
+from appliance.client.admin import create_topic
+from appliance.client.cluster import ClusterClient
 from appliance.client.connection import ClientConnection
+from appliance.client.errors import BrokerUnreachable
 from appliance.client.messages import WRITE_TXN_MARKERS
 from appliance.client.security import ClientSecurity
 from appliance.protocol.topic_partitions import TopicPartitions
 from appliance.protocol.transaction_apis import TxnMarker, WriteTxnMarkersRequest
+from appliance.security.principals import ActingFor
 from lab.certificates import Authority, Certificate
 from lab.running_box import RunningBox, environment, eventually
 from lab.three_boxes import ThreeBoxes
@@ -64,6 +68,7 @@ class Place:
             "stranger": other.sign("stranger", "IP:127.0.0.1"),
         }
         settings = {**listener_settings(self.keystore, self.authority.certificate, switched=True), "host.figures.interval.ms": 1000}
+        settings["http.role.viewer"] = "User:anna"
         self.box = start(directory / "box", disks=1, settings=settings)
         self.ports = ports(self.box)
 
@@ -153,7 +158,26 @@ def test_the_command_and_the_console_connect_with_the_certificate_of_the_box(pla
     shown = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
     assert shown.returncode == 0 and "syslog" in shown.stdout, shown
     eventually(lambda: place.box.counters("console").values["host_figures.records"], "the console writes the figures of the machine")
-    assert place.box.get("/api/topic?topic=syslog")[0] == 200
+    assert place.box.get_local("/api/topic?topic=syslog")[0] == 200
+
+
+def test_another_box_acts_for_a_user_of_its_console_and_no_other_client_does(place: Place) -> None:
+    """What the console of a box does whose partition lies elsewhere."""
+
+    def security(certificate: str) -> ClientSecurity:
+        keystore = write_keystore(place.directory / f"{certificate}.acts.pem", place.certificates[certificate])
+        authorities = str(place.authority.certificate)
+        return ClientSecurity("SSL", authorities=authorities, keystore=keystore, acting=ActingFor("anna", "192.0.2.7"))
+
+    address = Address("127.0.0.1", place.ports["BOXES"])
+    with ClusterClient([address], security=security("box")) as cluster:
+        create_topic(cluster, "of-anna", partitions=1)
+    words = "audit.topic.created: User:anna from 192.0.2.7 (listener console)"
+    eventually(lambda: words in place.box.messages, words)
+    with pytest.raises(BrokerUnreachable, match="lets the console act for no user"):
+        ClientConnection(address, security=security("client"))
+    with pytest.raises(RequestRefused, match="boxes connect in clear text"):
+        ClientConnection(Address("127.0.0.1", place.ports["PLAINTEXT"]), security=security("box")._replace(protocol="PLAINTEXT"))
 
 
 class ChangingBoxes(ThreeBoxes):
