@@ -1,0 +1,440 @@
+"""Share groups: their members, who reads which partitions, and what administrators see of them (KIP-932).
+
+Membership is in memory only: after a death of the coordinator a member gets UNKNOWN_MEMBER_ID and joins again under its id. A group
+exists while it has members or share partitions, which are in the log. A partition is assigned once its start offset is in the log, so
+that a death cannot move it. The assignor `simple` gives each partition to a member and each member a partition, so that members
+share partitions where they are fewer. Owned by the coordinator. Weak spots: a member without heartbeats keeps its partitions for
+`group.share.session.timeout.ms`; racks are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+from appliance.base.errors import ErrorCode
+from appliance.base.model import NO_TOPIC_ID, TopicId
+from appliance.protocol import share_apis as apis
+from appliance.protocol.consumer_group_apis import AssignedTopic, ConsumerAssignment, MemberAssignment
+from appliance.protocol.group_apis import ListedGroup
+from appliance.protocol.topic_partitions import TopicIdPartitions
+from appliance.runtime.timers import Timer, Timers
+from services.coordinator.groups.member import ClientIdentity
+from services.coordinator.groups.ports import KnownTopic
+from services.coordinator.share.share_states import ShareKey, ShareStates
+
+Place = tuple[TopicId, int]
+SIMPLE: Final = "simple"
+JOIN: Final = 0
+LEAVE: Final = -1
+SUBSCRIPTION_CHARACTERS_MAX: Final = 1 << 20
+SHARE_TYPE: Final = "share"
+
+
+class ShareSettings(NamedTuple):
+    """Kafka's settings `group.share.…` that concern members, and `max.groups`."""
+
+    group_share_session_timeout_ms: int = 45_000
+    group_share_heartbeat_interval_ms: int = 5_000
+    group_share_max_size: int = 200
+    group_share_max_share_sessions: int = 2_000
+    max_groups: int = 20_000
+
+
+class LogBounds(NamedTuple):
+    """Of a partition that this box leads: offsets, or why there are none."""
+
+    error_code: ErrorCode
+    log_start_offset: int = -1
+    high_watermark: int = -1
+
+
+class SharedTopics(Protocol):
+    """Topics, and the ends of their partitions."""
+
+    def find(self, topic: str) -> KnownTopic | None: ...
+
+    def name_of(self, topic_id: TopicId) -> str | None: ...
+
+    def bounds(self, topic_id: TopicId, partition: int) -> LogBounds: ...
+
+    def refusal(self, group_id: str) -> tuple[ErrorCode, str | None]:
+        """Why there can be no share group of this name here, or NONE."""
+
+    def first_offset(self, bounds: LogBounds) -> int:
+        """Where delivery begins in a partition that a group reads for the first time."""
+
+
+class ShareMember:
+    """One member; `sent` is the assignment of its last answer."""
+
+    def __init__(self, member_id: str) -> None:
+        self.member_id = member_id
+        self.rack_id: str | None = None
+        self.client = ClientIdentity("", "")
+        self.topics: tuple[str, ...] = ()
+        self.member_epoch = 0
+        self.previous_epoch = 0
+        self.assigned: frozenset[Place] = frozenset()
+        self.sent: frozenset[Place] | None = None
+        self.timer: Timer | None = None
+
+
+class ShareGroup:
+    """The members of one group."""
+
+    def __init__(self, group_id: str) -> None:
+        self.group_id = group_id
+        self.group_epoch = 0
+        self.members: dict[str, ShareMember] = {}
+        self.places: dict[str, tuple[Place, ...]] = {}
+        """The partitions that the topics of the subscriptions had at the last assignment."""
+
+
+def simple_targets(subscriptions: Mapping[str, Iterable[str]], places: Mapping[str, tuple[Place, ...]]) -> dict[str, frozenset[Place]]:
+    """Return the partitions of each member: in turn, for each topic, until every partition and every subscriber has one."""
+    targets: dict[str, set[Place]] = {member_id: set() for member_id in subscriptions}
+    for topic in sorted(places):
+        subscribers = sorted(member_id for member_id, topics in subscriptions.items() if topic in topics)
+        of_topic = places[topic]
+        if subscribers and of_topic:
+            for index in range(max(len(subscribers), len(of_topic))):
+                targets[subscribers[index % len(subscribers)]].add(of_topic[index % len(of_topic)])
+    return {member_id: frozenset(target) for member_id, target in targets.items()}
+
+
+class ShareGroups:
+    """All share groups of this box. Each rule is called with a reply, which is called once, now or later."""
+
+    def __init__(self, settings: ShareSettings, states: ShareStates, topics: SharedTopics, timers: Timers, on_member_gone: Callable[[str, str], None]) -> None:
+        self._settings = settings
+        self._states = states
+        self._topics = topics
+        self._timers = timers
+        self._on_member_gone = on_member_gone
+        self._groups: dict[str, ShareGroup] = {}
+
+    def has(self, group_id: str) -> bool:
+        """Whether the name is that of a share group."""
+        return group_id in self._groups or bool(self._states.of_group(group_id))
+
+    def names(self) -> set[str]:
+        return {*self._groups, *self._states.groups()}
+
+    # ---- members
+
+    def heartbeat(
+        self, request: apis.ShareGroupHeartbeatRequest, client: ClientIdentity, now_ms: int, reply: Callable[[apis.ShareGroupHeartbeatResponse], None]
+    ) -> None:
+        code, text = self._problem(request)
+        group = self._groups.get(request.group_id)
+        member = group.members.get(request.member_id) if group is not None else None
+        if code is ErrorCode.NONE and request.member_epoch != JOIN and member is None:
+            code, text = ErrorCode.UNKNOWN_MEMBER_ID, f"Member {request.member_id} is not a member of group {request.group_id}."
+        if code is ErrorCode.NONE and member is not None and request.member_epoch not in (JOIN, LEAVE, member.member_epoch, member.previous_epoch):
+            code, text = ErrorCode.FENCED_MEMBER_EPOCH, f"The member is in epoch {member.member_epoch}, not {request.member_epoch}. It must rejoin."
+        if code is ErrorCode.NONE and member is None:
+            code, text = self._room(request.group_id, group)
+        if code is not ErrorCode.NONE:
+            reply(apis.ShareGroupHeartbeatResponse(error_code=code, error_message=text))
+            return
+        if request.member_epoch == LEAVE:
+            self._remove(request.group_id, request.member_id)
+            reply(apis.ShareGroupHeartbeatResponse(member_id=request.member_id, member_epoch=LEAVE))
+            return
+        if group is None:
+            group = self._groups[request.group_id] = ShareGroup(request.group_id)
+        self._update(group, member, request, client, now_ms)
+        self._with_initialized(group, lambda: self._answer(request, reply))
+
+    def _problem(self, request: apis.ShareGroupHeartbeatRequest) -> tuple[ErrorCode, str | None]:
+        invalid = ""
+        if not request.group_id:
+            invalid = "GroupId can't be empty."
+        elif not request.member_id:
+            invalid = "MemberId can't be empty."
+        elif request.member_epoch < LEAVE:
+            invalid = f"MemberEpoch is {request.member_epoch}, but must be greater than or equal to -1."
+        elif request.rack_id == "":
+            invalid = "RackId can't be empty."
+        elif request.member_epoch == JOIN and not request.subscribed_topic_names:
+            invalid = "SubscribedTopicNames must be set in first request."
+        elif sum(map(len, request.subscribed_topic_names or ())) > SUBSCRIPTION_CHARACTERS_MAX:
+            invalid = f"SubscribedTopicNames have more than {SUBSCRIPTION_CHARACTERS_MAX} characters together."
+        if invalid:
+            return ErrorCode.INVALID_REQUEST, invalid
+        return self._topics.refusal(request.group_id)
+
+    def _room(self, group_id: str, group: ShareGroup | None) -> tuple[ErrorCode, str | None]:
+        if group is not None and len(group.members) >= self._settings.group_share_max_size:
+            return ErrorCode.GROUP_MAX_SIZE_REACHED, f"The share group has reached its maximum capacity of {self._settings.group_share_max_size} members."
+        if group is None and not self.has(group_id) and len(self.names()) >= self._settings.max_groups:
+            return ErrorCode.POLICY_VIOLATION, f"This box coordinates {self._settings.max_groups} share groups already (max.groups)."
+        return ErrorCode.NONE, None
+
+    def _update(self, group: ShareGroup, member: ShareMember | None, request: apis.ShareGroupHeartbeatRequest, client: ClientIdentity, now_ms: int) -> None:
+        is_new = member is None
+        if member is None:
+            member = group.members[request.member_id] = ShareMember(request.member_id)
+        if request.member_epoch == JOIN:
+            member.sent = None
+        names = request.subscribed_topic_names
+        topics = member.topics if names is None else tuple(sorted(set(names)))
+        has_changed = is_new or topics != member.topics
+        member.client, member.topics = client, topics
+        member.rack_id = request.rack_id or member.rack_id
+        if member.timer is not None:
+            self._timers.cancel(member.timer)
+        key = group.group_id, member.member_id
+        member.timer = self._timers.schedule(now_ms + self._settings.group_share_session_timeout_ms, lambda _now_ms: self._remove(*key))
+        if has_changed or self._places(group) != group.places:
+            group.group_epoch += 1
+
+    def _remove(self, group_id: str, member_id: str) -> None:
+        group = self._groups.get(group_id)
+        member = group.members.pop(member_id, None) if group is not None else None
+        if group is None or member is None:
+            return
+        if member.timer is not None:
+            self._timers.cancel(member.timer)
+        group.group_epoch += 1
+        if group.members:
+            self._assign(group)
+        else:
+            del self._groups[group_id]
+        self._on_member_gone(group_id, member_id)
+
+    def forget_all(self) -> None:
+        """The coordinator has lost its topic: members join again."""
+        for group in list(self._groups.values()):
+            for member_id in list(group.members):
+                self._remove(group.group_id, member_id)
+
+    # ---- partitions
+
+    def _places(self, group: ShareGroup) -> dict[str, tuple[Place, ...]]:
+        found = {name: self._topics.find(name) for name in {name for member in group.members.values() for name in member.topics}}
+        return {name: tuple((topic.topic_id, number) for number in range(topic.partition_count)) for name, topic in found.items() if topic is not None}
+
+    def _with_initialized(self, group: ShareGroup, then: Callable[[], None]) -> None:
+        """Assign and call `then` when the start offsets of all partitions are in the log, or could not be written."""
+        places = [place for of_topic in self._places(group).values() for place in of_topic if self._states.find(group.group_id, place) is None]
+        waiting = 1
+
+        def on_written(_code: ErrorCode) -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting:
+                if group.members:
+                    self._assign(group)
+                then()
+
+        for place in places:
+            bounds = self._topics.bounds(*place)
+            if bounds.error_code is ErrorCode.NONE:
+                waiting += 1
+                self._states.initialize(ShareKey(group.group_id, *place), self._topics.first_offset(bounds), on_written)
+        on_written(ErrorCode.NONE)
+
+    def _assign(self, group: ShareGroup) -> None:
+        places = self._places(group)
+        ready = {name: tuple(place for place in of_topic if self._states.find(group.group_id, place) is not None) for name, of_topic in places.items()}
+        targets = simple_targets({member.member_id: member.topics for member in group.members.values()}, ready)
+        group.places = ready
+        for member in group.members.values():
+            member.assigned = targets[member.member_id]
+
+    def _answer(self, request: apis.ShareGroupHeartbeatRequest, reply: Callable[[apis.ShareGroupHeartbeatResponse], None]) -> None:
+        group = self._groups.get(request.group_id)
+        member = group.members.get(request.member_id) if group is not None else None
+        if group is None or member is None:
+            reply(apis.ShareGroupHeartbeatResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID))
+            return
+        if member.member_epoch != group.group_epoch:
+            member.previous_epoch, member.member_epoch = member.member_epoch, group.group_epoch
+        is_sent = member.sent != member.assigned or request.member_epoch == JOIN
+        member.sent = member.assigned
+        response = apis.ShareGroupHeartbeatResponse(
+            member_id=member.member_id,
+            member_epoch=member.member_epoch,
+            heartbeat_interval_ms=self._settings.group_share_heartbeat_interval_ms,
+            assignment=MemberAssignment(tuple(TopicIdPartitions(*each) for each in _by_topic(member.assigned))) if is_sent else None,
+        )
+        reply(response)
+
+    # ---- from outside
+
+    def describe(self, request: apis.ShareGroupDescribeRequest) -> apis.ShareGroupDescribeResponse:
+        return apis.ShareGroupDescribeResponse(groups=tuple([self._describe(group_id) for group_id in request.group_ids]))
+
+    def _describe(self, group_id: str) -> apis.DescribedShareGroup:
+        if not self.has(group_id):
+            return apis.DescribedShareGroup(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.", group_id, "Dead")
+        group = self._groups.get(group_id) or ShareGroup(group_id)
+        members = tuple(
+            apis.ShareGroupMember(
+                member.member_id, member.rack_id, member.member_epoch, *member.client, member.topics, ConsumerAssignment(tuple(self._named(member.assigned)))
+            )
+            for member in group.members.values()
+        )
+        epoch = group.group_epoch
+        return apis.DescribedShareGroup(
+            group_id=group_id, group_state=self.state_of(group_id), group_epoch=epoch, assignment_epoch=epoch, assignor_name=SIMPLE, members=members
+        )
+
+    def _named(self, places: Iterable[Place]) -> list[AssignedTopic]:
+        named = ((topic_id, self._topics.name_of(topic_id), partitions) for topic_id, partitions in _by_topic(places))
+        return [AssignedTopic(topic_id, name, partitions) for topic_id, name, partitions in named if name is not None]
+
+    def state_of(self, group_id: str) -> str:
+        return "Stable" if group_id in self._groups else "Empty"
+
+    def listed(self, states: set[str], types: set[str]) -> list[ListedGroup]:
+        """Return the groups of these states and types in lower case; empty: of all."""
+        if types and SHARE_TYPE not in types:
+            return []
+        found = (ListedGroup(name, SHARE_TYPE, self.state_of(name), "share") for name in sorted(self.names()))
+        return [group for group in found if not states or group.group_state.lower() in states]
+
+    # ---- offsets, for administrators
+
+    def describe_offsets(self, request: apis.DescribeShareGroupOffsetsRequest) -> apis.DescribeShareGroupOffsetsResponse:
+        return apis.DescribeShareGroupOffsetsResponse(groups=tuple([self._offsets_of(group) for group in request.groups]))
+
+    def _offsets_of(self, group: apis.ShareOffsetsGroup) -> apis.DescribedShareOffsets:
+        if not self.has(group.group_id):
+            return apis.DescribedShareOffsets(group.group_id, (), ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group.group_id} not found.")
+        if group.topics is None:
+            asked = [(self._topics.name_of(topic_id), topic_id, partitions) for topic_id, partitions in _by_topic(self._states.of_group(group.group_id))]
+        else:
+            found = ((name, self._topics.find(name), partitions) for name, partitions in group.topics)
+            asked = [(name, topic.topic_id if topic is not None else NO_TOPIC_ID, partitions) for name, topic, partitions in found]
+        topics = tuple(
+            apis.ShareOffsetsTopic(name, topic_id, tuple(self._offset_of(group.group_id, (topic_id, partition)) for partition in partitions))
+            for name, topic_id, partitions in asked
+            if name is not None
+        )
+        return apis.DescribedShareOffsets(group.group_id, topics)
+
+    def _offset_of(self, group_id: str, place: Place) -> apis.ShareOffsetsPartition:
+        hosted = self._states.find(group_id, place)
+        if hosted is None:
+            return apis.ShareOffsetsPartition(place[1])
+        bounds, share = self._topics.bounds(*place), hosted.share
+        lag = max(0, bounds.high_watermark - share.start_offset - share.done_count()) if bounds.error_code is ErrorCode.NONE else -1
+        return apis.ShareOffsetsPartition(place[1], share.start_offset, hosted.snapshot.leader_epoch, lag)
+
+    def alter_offsets(self, request: apis.AlterShareGroupOffsetsRequest, reply: Callable[[apis.AlterShareGroupOffsetsResponse], None]) -> None:
+        """Let delivery begin elsewhere in partitions of a group without members; the group is made by it."""
+        code, text = self._idle(request.group_id)
+        if code is not ErrorCode.NONE:
+            reply(apis.AlterShareGroupOffsetsResponse(error_code=code, error_message=text))
+            return
+        results: dict[tuple[str, int], ErrorCode] = {}
+        steps: list[Callable[[Callable[[ErrorCode], None]], None]] = []
+        for topic, partitions in request.topics:
+            known = self._topics.find(topic)
+            for number, start_offset in partitions:
+                bounds = self._topics.bounds(known.topic_id, number) if known is not None else LogBounds(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                results[topic, number] = bounds.error_code
+                if known is not None and bounds.error_code is ErrorCode.NONE:
+                    offset = min(max(start_offset, bounds.log_start_offset), bounds.high_watermark)
+                    steps.append(self._altering(ShareKey(request.group_id, known.topic_id, number), offset, results, (topic, number)))
+
+        def done() -> None:
+            topics = tuple(
+                apis.AlteredShareOffsets(topic, self._id_of(topic), tuple(apis.AlteredShareOffset(number, results[topic, number]) for number, _ in partitions))
+                for topic, partitions in request.topics
+            )
+            reply(apis.AlterShareGroupOffsetsResponse(topics=topics))
+
+        _all(steps, done)
+
+    def _altering(self, key: ShareKey, offset: int, results: dict[tuple[str, int], ErrorCode], of: tuple[str, int]) -> Any:
+        def step(on_done: Callable[[], None]) -> None:
+            def on_written(code: ErrorCode) -> None:
+                results[of] = code
+                on_done()
+
+            self._states.initialize(key, offset, on_written)
+
+        return step
+
+    def delete_offsets(self, request: apis.DeleteShareGroupOffsetsRequest, reply: Callable[[apis.DeleteShareGroupOffsetsResponse], None]) -> None:
+        """Forget topics of a group without members."""
+        code, text = self._idle(request.group_id)
+        if code is ErrorCode.NONE and not self.has(request.group_id):
+            code, text = ErrorCode.GROUP_ID_NOT_FOUND, f"Group {request.group_id} not found."
+        if code is not ErrorCode.NONE:
+            reply(apis.DeleteShareGroupOffsetsResponse(error_code=code, error_message=text))
+            return
+        ids = {each.topic: self._id_of(each.topic) for each in request.topics}
+        results = {topic: ErrorCode.NONE if topic_id != NO_TOPIC_ID else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for topic, topic_id in ids.items()}
+        names = {topic_id: topic for topic, topic_id in ids.items() if topic_id != NO_TOPIC_ID}
+
+        def done() -> None:
+            reply(apis.DeleteShareGroupOffsetsResponse(topics=tuple(apis.DeletedShareOffsets(topic, ids[topic], results[topic]) for topic in ids)))
+
+        self._delete(request.group_id, lambda topic_id: topic_id in names, lambda topic_id, code: results.update({names[topic_id]: code}), done)
+
+    def delete_group(self, group_id: str, on_deleted: Callable[[ErrorCode], None]) -> None:
+        """Delete a group without members, with all that it has done."""
+        if group_id in self._groups:
+            on_deleted(ErrorCode.NON_EMPTY_GROUP)
+            return
+        found: list[ErrorCode] = [ErrorCode.NONE]
+        self._delete(group_id, lambda _topic_id: True, lambda _topic_id, code: found.append(code), lambda: on_deleted(max(found)))
+
+    def _delete(self, group_id: str, is_wanted: Callable[[TopicId], bool], on_result: Callable[[TopicId, ErrorCode], None], done: Callable[[], None]) -> None:
+        steps: list[Callable[[Callable[[], None]], None]] = []
+        for hosted in list(self._states.of_group(group_id).values()):
+            if is_wanted(hosted.key.topic_id):
+
+                def step(on_done: Callable[[], None], hosted: Any = hosted) -> None:
+                    def on_written(code: ErrorCode) -> None:
+                        if code is not ErrorCode.NONE:
+                            on_result(hosted.key.topic_id, code)
+                        on_done()
+
+                    self._states.delete(hosted, on_written)
+
+                steps.append(step)
+        _all(steps, done)
+
+    def on_topic_deleted(self, topic_id: TopicId) -> None:
+        """Its records are gone, and what was done with them."""
+        for hosted in [hosted for hosted in self._states if hosted.key.topic_id == topic_id]:
+            self._states.delete(hosted, lambda _code: None)
+
+    def _idle(self, group_id: str) -> tuple[ErrorCode, str | None]:
+        if not group_id:
+            return ErrorCode.INVALID_GROUP_ID, "GroupId can't be empty."
+        if group_id in self._groups:
+            return ErrorCode.NON_EMPTY_GROUP, f"Group {group_id} has members."
+        return self._topics.refusal(group_id)
+
+    def _id_of(self, topic: str) -> TopicId:
+        known = self._topics.find(topic)
+        return known.topic_id if known is not None else NO_TOPIC_ID
+
+
+def _by_topic(places: Iterable[Place]) -> list[tuple[TopicId, tuple[int, ...]]]:
+    found: dict[TopicId, list[int]] = {}
+    for topic_id, partition in sorted(places):
+        found.setdefault(topic_id, []).append(partition)
+    return [(topic_id, tuple(partitions)) for topic_id, partitions in found.items()]
+
+
+def _all(steps: list[Any], done: Callable[[], None]) -> None:
+    """Take all steps, which call back once each, and call `done` after the last answer."""
+    waiting = len(steps) + 1
+
+    def on_done() -> None:
+        nonlocal waiting
+        waiting -= 1
+        if not waiting:
+            done()
+
+    for step in steps:
+        step(on_done)
+    on_done()

@@ -1,0 +1,347 @@
+"""Share sessions: ShareFetch and ShareAcknowledge of members (KIP-932).
+
+A session keeps the partitions that a member fetches, as a fetch session does. A ShareFetch first waits until its acknowledgements are in the
+log, then reads one partition after the other and locks what it delivers, and waits if there is nothing. Records are answered in whole
+batches, as they are in the log. Owned by the coordinator. Weak spots: records are copied through the coordinator (a fetch
+reads at most `READ_BYTES_MAX` of a partition); what was locked for a client that has gone waits for the end of its lock;
+transactions are not looked at (Kafka's share.isolation.level=read_uncommitted).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from appliance.base.errors import ErrorCode
+from appliance.base.model import TopicId
+from appliance.protocol import share_apis as apis
+from services.coordinator.share.share_groups import LogBounds, Place, ShareSettings
+from services.coordinator.share.share_partition import Acknowledgement, ShareLimits
+from services.coordinator.share.share_states import HostedShare, ShareStates
+
+FINAL_EPOCH: Final = -1
+READ_BYTES_MAX: Final = 1 << 20
+WAIT_MS_MAX: Final = 5_000
+"""The acceptor gives up after `ANSWER_TIMEOUT_MS`."""
+FETCHES_A_TURN: Final = 64
+RENEWAL_SINCE: Final = 2
+RECORD_LIMIT: Final = 1
+"""The acquire mode in which no more records than asked for are delivered."""
+IDLE_MS: Final = 90_000
+
+
+class ReadBatch(NamedTuple):
+    """A batch of records in what was read; control batches have no records."""
+
+    base_offset: int
+    last_offset: int
+    position: int
+    end_position: int
+    is_control: bool
+
+
+class SharedRead(NamedTuple):
+    """What was read from an offset on: whole batches below the high watermark, and the offset behind them."""
+
+    data: bytes
+    batches: Sequence[ReadBatch]
+    next_offset: int
+
+
+OnRead = Callable[[SharedRead | None], None]
+"""None: it failed, and may be tried again."""
+READ_AGAIN_MS: Final = 100
+
+
+class SharedLogs(Protocol):
+    """The logs of this box."""
+
+    def bounds(self, topic_id: TopicId, partition: int) -> LogBounds: ...
+
+    def read(self, topic_id: TopicId, partition: int, offset: int, size_bytes: int, on_read: OnRead) -> bool:
+        """False: it could not begin, and `on_read` is not called."""
+
+
+class ShareSession:
+    """One member's; `session_epoch` is that of the next request."""
+
+    def __init__(self, group_id: str, member_id: str) -> None:
+        self.group_id = group_id
+        self.member_id = member_id
+        self.session_epoch = 1
+        self.places: dict[Place, None] = {}
+        self.used_ms = 0
+        self.is_over = False
+
+
+class _Fetch:
+    """A ShareFetch under way."""
+
+    def __init__(self, session: ShareSession, request: apis.ShareFetchRequest, deadline_ms: int, reply: Callable[[Any], None]) -> None:
+        self.session = session
+        self.request = request
+        self.deadline_ms = deadline_ms
+        self.reply = reply
+        self.results: dict[Place, apis.SharePartitionResponse] = {}
+        self.to_read: deque[Place] = deque()
+        self.records_left = request.max_records
+        self.bytes_left = request.max_bytes
+        self.has_records = False
+
+
+class ShareSessions:
+    """All sessions of this box."""
+
+    def __init__(self, settings: ShareSettings, limits: ShareLimits, states: ShareStates, logs: SharedLogs, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._settings = settings
+        self._limits = limits
+        self._states = states
+        self._logs = logs
+        self._sessions: dict[tuple[str, str], ShareSession] = {}
+        self._parked: deque[_Fetch] = deque()
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._parked)
+
+    def next_deadline_ms(self) -> int | None:
+        return min((fetch.deadline_ms for fetch in self._parked), default=None)
+
+    # ---- requests
+
+    def fetch(self, request: apis.ShareFetchRequest, version: int, now_ms: int, reply: Callable[[apis.ShareFetchResponse], None]) -> None:
+        code, session = self._session(request, now_ms, may_open=True)
+        if session is None:
+            reply(apis.ShareFetchResponse(error_code=code))
+            return
+        for topic_id, partitions in request.topics:
+            session.places.update(((topic_id, each.partition), None) for each in partitions)
+        for topic_id, numbers in request.forgotten:
+            for number in numbers:
+                session.places.pop((topic_id, number), None)
+        wait_ms = min(max(0, request.max_wait_ms), WAIT_MS_MAX)
+        fetch = _Fetch(session, request, now_ms + wait_ms, reply)
+
+        def on_acknowledged(results: dict[Place, ErrorCode]) -> None:
+            for place, error in results.items():
+                fetch.results[place] = apis.SharePartitionResponse(place[1], acknowledge_error_code=error)
+            if request.session_epoch == FINAL_EPOCH:
+                self._end(session)
+            if session.is_over or request.max_records <= 0 or request.max_bytes <= 0:
+                self._answer(fetch)
+            else:
+                self._begin_round(fetch, self._now_ms())
+
+        self._acknowledge(session, request, version, now_ms, on_acknowledged)
+
+    def acknowledge(self, request: apis.ShareAcknowledgeRequest, version: int, now_ms: int, reply: Callable[[apis.ShareAcknowledgeResponse], None]) -> None:
+        code, session = self._session(request, now_ms, may_open=False)
+        if session is None:
+            reply(apis.ShareAcknowledgeResponse(error_code=code))
+            return
+        found = session
+
+        def on_acknowledged(results: dict[Place, ErrorCode]) -> None:
+            if request.session_epoch == FINAL_EPOCH:
+                self._end(found)
+            topics = tuple(
+                apis.AcknowledgedTopic(
+                    topic_id, tuple(apis.AcknowledgedPartition(each.partition, results.get((topic_id, each.partition), ErrorCode.NONE)) for each in partitions)
+                )
+                for topic_id, partitions in request.topics
+            )
+            reply(apis.ShareAcknowledgeResponse(acquisition_lock_timeout_ms=self._limits.lock_ms, topics=topics))
+
+        self._acknowledge(session, request, version, now_ms, on_acknowledged)
+
+    def _session(self, request: Any, now_ms: int, may_open: bool) -> tuple[ErrorCode, ShareSession | None]:
+        if not request.group_id or not request.member_id:
+            return ErrorCode.INVALID_REQUEST, None
+        key = request.group_id, request.member_id
+        session = self._sessions.get(key)
+        if request.session_epoch == 0 and may_open:
+            if not self._states.of_group(request.group_id):
+                return ErrorCode.GROUP_ID_NOT_FOUND, None
+            if session is not None:
+                session.is_over = True
+            elif not self._make_room(now_ms):
+                return ErrorCode.SHARE_SESSION_LIMIT_REACHED, None
+            session = self._sessions[key] = ShareSession(*key)
+        elif session is None:
+            return ErrorCode.SHARE_SESSION_NOT_FOUND, None
+        elif request.session_epoch != FINAL_EPOCH:
+            if request.session_epoch != session.session_epoch:
+                return ErrorCode.INVALID_SHARE_SESSION_EPOCH, None
+            session.session_epoch = session.session_epoch + 1 if session.session_epoch < apis.INT32_MAX else 1
+        session.used_ms = now_ms
+        return ErrorCode.NONE, session
+
+    def _make_room(self, now_ms: int) -> bool:
+        if len(self._sessions) < self._settings.group_share_max_share_sessions:
+            return True
+        for session in [session for session in self._sessions.values() if session.used_ms + IDLE_MS < now_ms]:
+            self._end(session)
+        return len(self._sessions) < self._settings.group_share_max_share_sessions
+
+    def _end(self, session: ShareSession) -> None:
+        session.is_over = True
+        if self._sessions.get((session.group_id, session.member_id)) is session:
+            del self._sessions[session.group_id, session.member_id]
+        self._states.release(session.group_id, session.member_id)
+
+    def on_member_gone(self, group_id: str, member_id: str) -> None:
+        """What the member has in hand is for others."""
+        session = self._sessions.get((group_id, member_id))
+        if session is not None:
+            self._end(session)
+        else:
+            self._states.release(group_id, member_id)
+
+    # ---- acknowledgements
+
+    def _acknowledge(self, session: ShareSession, request: Any, version: int, now_ms: int, then: Callable[[dict[Place, ErrorCode]], None]) -> None:
+        """Take the acknowledgements and call `then` when all are in the log."""
+        results: dict[Place, ErrorCode] = {}
+        waiting = 1
+        may_renew = version >= RENEWAL_SINCE and request.is_renew_ack
+
+        def on_written(place: Place, code: ErrorCode) -> None:
+            nonlocal waiting
+            if code is not ErrorCode.NONE:
+                results[place] = ErrorCode.COORDINATOR_NOT_AVAILABLE
+            finish()
+
+        def finish() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting:
+                then(results)
+
+        for topic_id, partitions in request.topics:
+            for number, batches in partitions:
+                if not batches:
+                    continue
+                place = (topic_id, number)
+                hosted = self._states.find(session.group_id, place)
+                if hosted is None:
+                    results[place] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    continue
+                acknowledgements = [Acknowledgement(*batch) for batch in batches]
+                results[place], needs_write = hosted.share.acknowledge(session.member_id, acknowledgements, hosted.next_write, now_ms, may_renew)
+                if needs_write:
+                    waiting += 1
+                    self._states.persist(hosted, lambda code, place=place: on_written(place, code))  # type: ignore[misc]
+                self._states.watch_locks(hosted)
+        finish()
+
+    # ---- fetches
+
+    def work(self, now_ms: int) -> int:
+        """Look at fetches that wait; return how many were answered or read."""
+        done = 0
+        for _ in range(min(len(self._parked), FETCHES_A_TURN)):
+            fetch = self._parked.popleft()
+            if fetch.session.is_over or now_ms >= fetch.deadline_ms or any(self._has_news(fetch, place) for place in fetch.session.places):
+                done += 1
+                self._begin_round(fetch, now_ms)
+            else:
+                self._parked.append(fetch)
+        return done
+
+    def _has_news(self, fetch: _Fetch, place: Place) -> bool:
+        hosted = self._states.find(fetch.session.group_id, place)
+        bounds = self._logs.bounds(*place)
+        if hosted is None or bounds.error_code is not ErrorCode.NONE:
+            return True
+        if hosted.is_reading or self._now_ms() < hosted.read_again_ms:
+            return False
+        offset = hosted.share.next_fetch_offset()
+        return offset is not None and max(offset, bounds.log_start_offset) < bounds.high_watermark
+
+    def _begin_round(self, fetch: _Fetch, now_ms: int) -> None:
+        places = list(fetch.session.places)
+        fetch.to_read.extend(places)
+        if places:  # the next fetch begins with another partition
+            fetch.session.places[places[0]] = fetch.session.places.pop(places[0])
+        self._continue(fetch, now_ms)
+
+    def _continue(self, fetch: _Fetch, now_ms: int) -> None:
+        while fetch.to_read and fetch.records_left > 0 and fetch.bytes_left > 0 and not fetch.session.is_over:
+            place = fetch.to_read.popleft()
+            hosted = self._states.find(fetch.session.group_id, place)
+            bounds = self._logs.bounds(*place)
+            if hosted is None or bounds.error_code is not ErrorCode.NONE:
+                self._put(fetch, place, error_code=bounds.error_code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                continue
+            hosted.share.raise_start(bounds.log_start_offset)
+            offset = hosted.share.next_fetch_offset()
+            if hosted.is_reading or offset is None or offset >= bounds.high_watermark or now_ms < hosted.read_again_ms:
+                continue
+            if self._read(fetch, hosted, offset):
+                return
+        fetch.to_read.clear()
+        if fetch.has_records or fetch.session.is_over or now_ms >= fetch.deadline_ms or any(result.error_code for result in fetch.results.values()):
+            self._answer(fetch)
+        else:
+            self._parked.append(fetch)
+
+    def _read(self, fetch: _Fetch, hosted: HostedShare, offset: int) -> bool:
+        def on_read(read: SharedRead | None) -> None:
+            hosted.is_reading = False
+            if read is None:
+                hosted.read_again_ms = self._now_ms() + READ_AGAIN_MS
+            elif not fetch.session.is_over and not hosted.is_gone:
+                self._deliver(fetch, hosted, offset, read)
+            self._continue(fetch, self._now_ms())
+
+        hosted.is_reading = True
+        has_begun = self._logs.read(hosted.key.topic_id, hosted.key.partition, offset, min(READ_BYTES_MAX, fetch.bytes_left), on_read)
+        if not has_begun:
+            hosted.is_reading = False
+            hosted.read_again_ms = self._now_ms() + READ_AGAIN_MS
+        return has_begun
+
+    def _deliver(self, fetch: _Fetch, hosted: HostedShare, offset: int, read: SharedRead) -> None:
+        if hosted.share.next_fetch_offset() != offset:
+            return  # an acknowledgement or an administrator came between
+        records = [batch for batch in read.batches if not batch.is_control]
+        acquired = hosted.share.acquire(
+            fetch.session.member_id,
+            (offset, read.next_offset),
+            [(batch.base_offset, batch.last_offset) for batch in records],
+            fetch.records_left,
+            fetch.request.acquire_mode == RECORD_LIMIT,
+            self._now_ms(),
+        )
+        self._states.watch_locks(hosted)
+        if not acquired:
+            return
+        first, last = acquired[0].first_offset, acquired[-1].last_offset
+        sent = [batch for batch in records if batch.last_offset >= first and batch.base_offset <= last]
+        data = read.data[sent[0].position : sent[-1].end_position]
+        fetch.records_left -= sum(each.last_offset - each.first_offset + 1 for each in acquired)
+        fetch.bytes_left -= len(data)
+        fetch.has_records = True
+        self._put(fetch, hosted.key[1:], records=data, acquired=tuple(apis.AcquiredRecords(*each) for each in acquired))
+
+    def _put(self, fetch: _Fetch, place: Place, **fields: Any) -> None:
+        result = fetch.results.get(place) or apis.SharePartitionResponse(place[1])
+        fetch.results[place] = result._replace(**fields)
+
+    def _answer(self, fetch: _Fetch) -> None:
+        topics: dict[TopicId, list[apis.SharePartitionResponse]] = {}
+        for (topic_id, _), result in fetch.results.items():
+            topics.setdefault(topic_id, []).append(result)
+        rows = tuple(apis.ShareTopicResponse(topic_id, tuple(results)) for topic_id, results in topics.items())
+        fetch.reply(apis.ShareFetchResponse(acquisition_lock_timeout_ms=self._limits.lock_ms, topics=rows))
+
+    def end_all(self) -> None:
+        """The coordinator has lost its topic: sessions are opened again."""
+        for session in self._sessions.values():
+            session.is_over = True
+        self._sessions.clear()
+        parked, self._parked = self._parked, deque()
+        for fetch in parked:
+            fetch.reply(apis.ShareFetchResponse(error_code=ErrorCode.SHARE_SESSION_NOT_FOUND))

@@ -1,0 +1,266 @@
+"""Share groups on a log in memory: members, sessions, acknowledgements that the log refuses, locks that end, a coordinator that dies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from appliance.base.errors import ErrorCode
+from appliance.base.model import TopicId
+from appliance.protocol import share_apis as apis
+from appliance.protocol.topic_partitions import TopicIdPartitions
+from appliance.runtime.timers import Timers
+from services.coordinator.groups.member import ClientIdentity
+from services.coordinator.groups.ports import KnownTopic
+from services.coordinator.share.share_groups import LogBounds, ShareGroups, ShareSettings, simple_targets
+from services.coordinator.share.share_partition import ACCEPT, RELEASE, RENEW, ShareLimits
+from services.coordinator.share.share_sessions import OnRead, ReadBatch, SharedRead, ShareSessions
+from services.coordinator.share.share_states import ShareStates
+from tests.support.group_world import LogInMemory, Replies
+
+TOPIC = TopicId(b"t" * 16)
+CLIENT = ClientIdentity("worker", "/10.0.0.1")
+LOCK_MS = 1_000
+STATE_PARTITIONS = 3
+
+
+class World:
+    """One box: a topic `jobs` with two partitions, batches of two records, and a log that answers when a test says so."""
+
+    def __init__(self, log: LogInMemory | None = None, sessions_max: int = 3, limit: int = 2) -> None:
+        self.log = log or LogInMemory()
+        self.now_ms = 1_000_000
+        self.high_watermark = 6
+        self.can_read = True
+        self.timers = Timers()
+        settings = ShareSettings(group_share_max_size=2, group_share_max_share_sessions=sessions_max)
+        limits = ShareLimits(limit, LOCK_MS, 100)
+        self.states = ShareStates(self.log, limits, self.timers, lambda: self.now_ms, lambda: None)
+        self.states.partition_count = STATE_PARTITIONS
+        for partition in range(STATE_PARTITIONS):
+            self.states.begin_load(partition)
+            self.states.load(partition, self.log.content.get(partition, ()))
+            self.states.finish_load(partition, self.now_ms)
+        self.sessions = ShareSessions(settings, limits, self.states, self, lambda: self.now_ms)
+        self.groups = ShareGroups(settings, self.states, self, self.timers, self.sessions.on_member_gone)
+
+    # ---- `SharedTopics` and `SharedLogs`
+
+    def find(self, topic: str) -> KnownTopic | None:
+        return KnownTopic(TOPIC, 2) if topic == "jobs" else None
+
+    def name_of(self, topic_id: TopicId) -> str | None:
+        return "jobs" if topic_id == TOPIC else None
+
+    def refusal(self, group_id: str) -> tuple[ErrorCode, str | None]:
+        return (ErrorCode.GROUP_ID_NOT_FOUND if group_id == "readers" else ErrorCode.NONE), None
+
+    def first_offset(self, bounds: LogBounds) -> int:
+        return bounds.log_start_offset
+
+    def bounds(self, topic_id: TopicId, partition: int) -> LogBounds:
+        return LogBounds(ErrorCode.NONE, 0, self.high_watermark) if topic_id == TOPIC else LogBounds(ErrorCode.UNKNOWN_TOPIC_ID)
+
+    def read(self, topic_id: TopicId, partition: int, offset: int, size_bytes: int, on_read: OnRead) -> bool:
+        """Batches have two records and two bytes."""
+        if self.can_read:
+            batches = [
+                ReadBatch(base, base + 1, at, at + 2, False) for at, base in zip(range(0, 99, 2), range(offset & ~1, self.high_watermark, 2), strict=False)
+            ]
+            on_read(SharedRead(bytes(range(offset & ~1, self.high_watermark)), batches, self.high_watermark))
+        return self.can_read
+
+    # ---- requests
+
+    def heartbeat(self, member_id: str = "m", member_epoch: int = 0, topics: tuple[str, ...] | None = ("jobs",), group: str = "workers") -> Replies[Any]:
+        replies: Replies[Any] = Replies()
+        self.groups.heartbeat(apis.ShareGroupHeartbeatRequest(group, member_id, member_epoch, None, topics), CLIENT, self.now_ms, replies)
+        return replies
+
+    def join(self, member_id: str = "m") -> Any:
+        replies = self.heartbeat(member_id)
+        self.log.answer_all()
+        return replies.only
+
+    def fetch(self, epoch: int, *batches: tuple[int, int, tuple[int, ...]], member_id: str = "m", partition: int = 0, **fields: Any) -> Replies[Any]:
+        part = apis.SharePartitionRequest(partition, tuple(apis.AcknowledgementBatch(*each) for each in batches))
+        request = apis.ShareFetchRequest("workers", member_id, epoch, max_records=100, topics=(apis.ShareTopicRequest(TOPIC, (part,)),))
+        replies: Replies[Any] = Replies()
+        self.sessions.fetch(request._replace(**fields), 2, self.now_ms, replies)
+        return replies
+
+    def acknowledge(self, epoch: int, *batches: tuple[int, int, tuple[int, ...]], member_id: str = "m", renews: bool = False) -> Replies[Any]:
+        part = apis.SharePartitionRequest(0, tuple(apis.AcknowledgementBatch(*each) for each in batches))
+        replies: Replies[Any] = Replies()
+        request = apis.ShareAcknowledgeRequest("workers", member_id, epoch, renews, (apis.ShareTopicRequest(TOPIC, (part,)),))
+        self.sessions.acknowledge(request, 2, self.now_ms, replies)
+        return replies
+
+    def wait(self, ms: int) -> None:
+        self.now_ms += ms
+        self.timers.fire_due(self.now_ms, 1_000)
+        self.sessions.work(self.now_ms)
+
+
+def acquired(replies: Replies[Any]) -> list[tuple[int, int, int]]:
+    return [tuple(each) for topic in replies.only.topics for part in topic.partitions for each in part.acquired]
+
+
+def code_of(replies: Replies[Any]) -> int:
+    (topic,) = replies.only.topics
+    return int(topic.partitions[0].error_code)
+
+
+def test_a_member_gets_its_partitions_when_their_start_is_in_the_log() -> None:
+    world = World()
+    replies = world.heartbeat()
+    assert not replies
+    world.log.answer_all()
+    assert replies.only.assignment.topic_partitions == (TopicIdPartitions(TOPIC, (0, 1)),)
+    assert world.heartbeat(member_epoch=replies.only.member_epoch).only.assignment is None
+
+
+def test_what_a_heartbeat_may_not_say() -> None:
+    world = World()
+    assert world.heartbeat(member_epoch=3).error == ErrorCode.UNKNOWN_MEMBER_ID
+    assert world.heartbeat(topics=None).error == ErrorCode.INVALID_REQUEST
+    assert world.heartbeat(group="readers").error == ErrorCode.GROUP_ID_NOT_FOUND
+    world.join("a"), world.join("b")
+    assert world.heartbeat("c").error == ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert world.heartbeat("a", member_epoch=9).error == ErrorCode.FENCED_MEMBER_EPOCH
+    assert world.heartbeat("a", member_epoch=-1).only.member_epoch == -1
+    assert world.heartbeat("a", member_epoch=1).error == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_every_member_and_every_partition_has_another() -> None:
+    places = {"jobs": ((TOPIC, 0), (TOPIC, 1))}
+    three = simple_targets(dict.fromkeys("abc", ("jobs",)), places)
+    assert [len(three[member]) for member in "abc"] == [1, 1, 1] and three["a"] != three["b"]
+    assert simple_targets({"a": ("jobs",)}, places) == {"a": frozenset(places["jobs"])}
+
+
+def test_a_record_is_acknowledged_when_the_log_has_it() -> None:
+    world = World()
+    world.join()
+    assert acquired(world.fetch(0)) == [(0, 5, 1)]
+    replies = world.acknowledge(1, (0, 5, (ACCEPT,)))
+    assert not replies
+    world.log.answer_all()
+    assert code_of(replies) == ErrorCode.NONE
+    assert acquired(world.fetch(2)) == []
+
+
+def test_an_acknowledgement_that_the_log_refuses_leaves_the_records_to_the_member() -> None:
+    world = World()
+    world.join()
+    world.fetch(0)
+    refused = world.acknowledge(1, (0, 5, (ACCEPT,)))
+    world.log.answer_all(ErrorCode.NOT_ENOUGH_REPLICAS)
+    assert code_of(refused) == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    again = world.acknowledge(2, (0, 5, (ACCEPT,)))
+    world.log.answer_all()
+    assert code_of(again) == ErrorCode.NONE
+
+
+def test_a_lock_ends_unless_it_is_renewed_and_after_the_last_delivery_nobody_gets_the_record() -> None:
+    world = World()
+    world.join("a"), world.join("b")
+    assert acquired(world.fetch(0, member_id="a", max_records=2)) == [(0, 1, 1)]
+    world.wait(LOCK_MS - 1)
+    assert code_of(world.acknowledge(1, (0, 0, (RENEW,)), member_id="a", renews=True)) == ErrorCode.NONE
+    assert code_of(world.acknowledge(2, (0, 0, (RENEW,)), member_id="a")) == ErrorCode.INVALID_REQUEST
+    world.wait(1)
+    assert acquired(world.fetch(0, member_id="b", max_records=1)) == [(1, 1, 2)]
+    assert code_of(world.acknowledge(1, (0, 0, (ACCEPT,)), member_id="b")) == ErrorCode.INVALID_RECORD_STATE
+    world.wait(LOCK_MS)  # both locks are over; the record 1 was delivered as often as the limit says
+    world.log.answer_all()
+    assert acquired(world.fetch(2, member_id="b", max_records=1)) == [(0, 0, 2)]
+
+
+def test_the_next_incarnation_delivers_what_was_not_acknowledged() -> None:
+    world = World()
+    world.join()
+    world.fetch(0)
+    world.acknowledge(1, (1, 2, (ACCEPT,)), (4, 4, (RELEASE,)))
+    world.log.answer_all()
+    after = World(world.log)
+    assert after.heartbeat(member_epoch=1).error == ErrorCode.UNKNOWN_MEMBER_ID
+    assert after.fetch(1).error == ErrorCode.SHARE_SESSION_NOT_FOUND
+    assert acquired(after.fetch(0)) == [(0, 0, 2), (3, 5, 2)]
+
+
+def test_the_end_of_a_session_releases_its_records_and_so_does_the_end_of_its_member() -> None:
+    world = World(limit=5)
+    world.join("a"), world.join("b")
+    world.fetch(0, member_id="a")
+    world.fetch(-1, member_id="a")
+    assert acquired(world.fetch(0, member_id="b")) == [(0, 5, 2)]
+    world.heartbeat("b", member_epoch=-1)
+    assert acquired(world.fetch(0, member_id="a")) == [(0, 5, 3)]
+
+
+def test_sessions_are_numbered_and_bounded() -> None:
+    world = World(sessions_max=1)
+    world.join()
+    assert world.acknowledge(0).error == ErrorCode.SHARE_SESSION_NOT_FOUND
+    world.fetch(0)
+    assert world.fetch(2).error == ErrorCode.INVALID_SHARE_SESSION_EPOCH
+    assert world.fetch(0, member_id="another").error == ErrorCode.SHARE_SESSION_LIMIT_REACHED
+    assert world.fetch(0, group_id="unknown").error == ErrorCode.GROUP_ID_NOT_FOUND
+    assert world.fetch(0, group_id=None).error == ErrorCode.INVALID_REQUEST
+
+
+def test_a_fetch_without_records_waits_for_them() -> None:
+    world = World()
+    world.join()
+    world.high_watermark = 0
+    replies = world.fetch(0, max_wait_ms=500)
+    world.wait(100)
+    assert not replies
+    world.high_watermark = 2
+    world.wait(100)
+    assert acquired(replies) == [(0, 1, 1)] and replies.only.topics[0].partitions[0].records == bytes((0, 1))
+    due = world.fetch(1, max_wait_ms=500)
+    world.wait(500)
+    assert acquired(due) == []
+
+
+def test_a_fetch_that_could_not_be_read_is_tried_again() -> None:
+    world = World()
+    world.join()
+    world.can_read = False
+    replies = world.fetch(0, max_wait_ms=500)
+    world.can_read = True
+    world.wait(99)
+    assert not replies
+    world.wait(1)
+    assert acquired(replies) == [(0, 5, 1)]
+
+
+def test_administrators_see_move_and_delete_what_an_empty_group_has_done() -> None:
+    world = World()
+    world.join()
+    world.fetch(0)
+    world.acknowledge(1, (0, 1, (ACCEPT,)), (3, 3, (ACCEPT,)))
+    world.log.answer_all()
+
+    def offsets() -> list[tuple[int, int]]:
+        (group,) = world.groups.describe_offsets(apis.DescribeShareGroupOffsetsRequest((apis.ShareOffsetsGroup("workers"),))).groups
+        return [(part.start_offset, part.lag) for topic in group.topics for part in topic.partitions]
+
+    def alter() -> Replies[Any]:
+        replies: Replies[Any] = Replies()
+        new = apis.NewStartOffsets("jobs", (apis.NewStartOffset(0, 5), apis.NewStartOffset(1, 99)))
+        world.groups.alter_offsets(apis.AlterShareGroupOffsetsRequest("workers", (new,)), replies)
+        world.log.answer_all()
+        return replies
+
+    assert offsets() == [(2, 3), (0, 6)]
+    assert alter().error == ErrorCode.NON_EMPTY_GROUP
+    world.heartbeat(member_epoch=-1)
+    assert [part.error_code for part in alter().only.topics[0].partitions] == [0, 0]
+    assert offsets() == [(5, 1), (6, 0)]
+    assert [group.group_state for group in world.groups.listed(set(), {"share"})] == ["Empty"]
+    codes: list[ErrorCode] = []
+    world.groups.delete_group("workers", codes.append)
+    world.log.answer_all()
+    assert codes == [ErrorCode.NONE] and not world.groups.has("workers") and not World(world.log).groups.has("workers")
