@@ -1,5 +1,5 @@
-"""The state topics of the coordinators, `__consumer_offsets` and `__transaction_state`: the log
-that keeps their state, and how they are created.
+"""The state topics of the coordinators, `__consumer_offsets`, `__transaction_state` and
+`__share_group_state`: the log that keeps their state, and how they are created.
 
 `StateLog` is the port between the rules of groups and transactions and the coordinator process,
 which owns it. A state topic is a compacted topic; a group or a transactional id belongs to one of
@@ -90,6 +90,7 @@ def _utf16_units(name: str) -> Sequence[int]:
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
+SHARE_TOPIC: Final = "__share_group_state"
 AUDIT_PARTITIONS: Final = 8
 """Each box writes to one that it leads."""
 AUDIT_REPLICAS: Final = 3
@@ -115,6 +116,10 @@ def internal_topic(name: str, box: Box, live_brokers: int) -> TopicCreation | No
         name_of_size, size_bytes = segment_bytes_config(box.integer("transaction.state.log.segment.bytes"))
         configs[name_of_size] = size_bytes
         return TopicCreation(name, box.integer("transaction.state.log.num.partitions"), replicas, (), tuple(configs.items()))
+    if name == SHARE_TOPIC:
+        share_segments = segment_bytes_config(box.integer("share.coordinator.state.topic.segment.bytes"))
+        share_configs = (("cleanup.policy", "compact"), ("compression.type", "producer"), share_segments)
+        return TopicCreation(name, box.integer("share.coordinator.state.topic.num.partitions"), 1, (), share_configs)
     if name == AUDIT_TOPIC:
         replicas = max(1, min(AUDIT_REPLICAS, live_brokers))
         return TopicCreation(name, AUDIT_PARTITIONS, replicas, (), tuple(AUDIT_CONFIGS.items()))

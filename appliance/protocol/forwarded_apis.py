@@ -11,18 +11,20 @@ from appliance.protocol import acl_apis, cluster_apis, config_apis, log_dir_apis
 from appliance.protocol import consumer_group_apis as newer
 from appliance.protocol import group_apis as groups
 from appliance.protocol import group_offset_apis as offsets
+from appliance.protocol import share_apis as shares
 from appliance.protocol import transaction_apis as transactions
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.schema import Message
 
 
 class CoordinatedApi(NamedTuple):
-    """`rule` is a method of `GroupCoordinator`, or where `is_transactional` of `TransactionCoordinator`."""
+    """`rule` is a method of `GroupCoordinator`; where `is_transactional` of `TransactionCoordinator`, where `is_shared` of `CoordinatedShares`."""
 
     request: Message[Any]
     response: Message[Any]
     rule: str
     is_transactional: bool = False
+    is_shared: bool = False
 
 
 COORDINATED_APIS: Final[dict[int, CoordinatedApi]] = {
@@ -41,6 +43,23 @@ COORDINATED_APIS: Final[dict[int, CoordinatedApi]] = {
         newer.CONSUMER_GROUP_HEARTBEAT_REQUEST, newer.CONSUMER_GROUP_HEARTBEAT_RESPONSE, "consumer_group_heartbeat"
     ),
     ApiKey.CONSUMER_GROUP_DESCRIBE: CoordinatedApi(newer.CONSUMER_GROUP_DESCRIBE_REQUEST, newer.CONSUMER_GROUP_DESCRIBE_RESPONSE, "consumer_group_describe"),
+    ApiKey.SHARE_GROUP_HEARTBEAT: CoordinatedApi(
+        shares.SHARE_GROUP_HEARTBEAT_REQUEST, shares.SHARE_GROUP_HEARTBEAT_RESPONSE, "share_group_heartbeat", is_shared=True
+    ),
+    ApiKey.SHARE_GROUP_DESCRIBE: CoordinatedApi(
+        shares.SHARE_GROUP_DESCRIBE_REQUEST, shares.SHARE_GROUP_DESCRIBE_RESPONSE, "share_group_describe", is_shared=True
+    ),
+    ApiKey.SHARE_FETCH: CoordinatedApi(shares.SHARE_FETCH_REQUEST, shares.SHARE_FETCH_RESPONSE, "share_fetch", is_shared=True),
+    ApiKey.SHARE_ACKNOWLEDGE: CoordinatedApi(shares.SHARE_ACKNOWLEDGE_REQUEST, shares.SHARE_ACKNOWLEDGE_RESPONSE, "share_acknowledge", is_shared=True),
+    ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: CoordinatedApi(
+        shares.DESCRIBE_SHARE_GROUP_OFFSETS_REQUEST, shares.DESCRIBE_SHARE_GROUP_OFFSETS_RESPONSE, "describe_share_group_offsets", is_shared=True
+    ),
+    ApiKey.ALTER_SHARE_GROUP_OFFSETS: CoordinatedApi(
+        shares.ALTER_SHARE_GROUP_OFFSETS_REQUEST, shares.ALTER_SHARE_GROUP_OFFSETS_RESPONSE, "alter_share_group_offsets", is_shared=True
+    ),
+    ApiKey.DELETE_SHARE_GROUP_OFFSETS: CoordinatedApi(
+        shares.DELETE_SHARE_GROUP_OFFSETS_REQUEST, shares.DELETE_SHARE_GROUP_OFFSETS_RESPONSE, "delete_share_group_offsets", is_shared=True
+    ),
     ApiKey.INIT_PRODUCER_ID: CoordinatedApi(transactions.INIT_PRODUCER_ID_REQUEST, transactions.INIT_PRODUCER_ID_RESPONSE, "init_producer_id", True),
     ApiKey.ADD_PARTITIONS_TO_TXN: CoordinatedApi(
         transactions.ADD_PARTITIONS_TO_TXN_REQUEST, transactions.ADD_PARTITIONS_TO_TXN_RESPONSE, "add_partitions", True

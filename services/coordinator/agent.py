@@ -1,4 +1,4 @@
-"""The coordinator: consumer groups and transactions whose state topics' partitions this box leads.
+"""The coordinator: consumer groups, share groups and transactions whose state topics' partitions this box leads.
 
 One process per box. The acceptors forward whole requests over `coordinator.sock`. State goes into `__consumer_offsets` and
 `__transaction_state` through the rings, like any producer's batches. The log-readers read it back at the start, and whenever
@@ -21,7 +21,7 @@ from appliance.client.transaction_gate import TransactionPeers
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import ImageFollower
 from appliance.cluster.security_image import AuthorizerFollower, authorizer_of
-from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from appliance.cluster.state_log import OFFSETS_TOPIC, SHARE_TOPIC, TRANSACTIONS_TOPIC
 from appliance.ipc.box_disks import BoxDisks, DiskHealth
 from appliance.ipc.frames import Frame
 from appliance.ipc.log_reader_proxy import LogReaderProxy, follow_disks
@@ -34,6 +34,7 @@ from appliance.runtime.process_cost import HeapBound
 from appliance.runtime.request_server import RequestClient, RequestServer
 from appliance.shm.lease import LeaseReader
 from services.coordinator.coordinated_groups import CoordinatedGroups, LegacyOffsetRequests
+from services.coordinator.coordinated_shares import CoordinatedShares
 from services.coordinator.coordinated_transactions import CoordinatedTransactions
 from services.coordinator.coordinator_requests import CoordinatorRequests
 from services.coordinator.groups.group_records import offset_record
@@ -75,13 +76,17 @@ class CoordinatorAgent:
         self._controller = ControllerLink(context.layout, self._poller, self._clock, self._image.on_changed)
         self._wall_ahead_ms = self._clock.wall_ms() - self._clock.monotonic_ms()
         self._offsets_topic, self._transactions_topic = self._make_topic(OFFSETS_TOPIC), self._make_topic(TRANSACTIONS_TOPIC)
-        self._topics = (self._offsets_topic, self._transactions_topic)
+        self._share_topic = self._make_topic(SHARE_TOPIC)
+        self._topics = (self._offsets_topic, self._transactions_topic, self._share_topic)
         authorizer = authorizer_of(box)
         self._security = AuthorizerFollower(context.layout, authorizer, context.log) if authorizer is not None else None
         rights = MemberRights(self._security) if self._security is not None else None
         has_memory = HeapBound(box.integer("coordinator.heap.bytes"), self._clock.monotonic_ns).has_room
         legacy = LegacyOffsetRequests(self._controller)
         self._groups = CoordinatedGroups(box, self._offsets_topic, self._view, legacy, self._now_ms, counters, rights, has_memory)
+        self._shares = CoordinatedShares(
+            box, self._share_topic, self._view, self._readers, self._now_ms, lambda name: self._groups.coordinator.directory.find(name) is not None
+        )
         self._producer_ids = ProducerIdLeases(self._controller, self._clock, counters.counter("coordinator.producer_ids"), context.log)
         self._peers = Peers(f"coordinator of broker {box.broker_id}", self._poller, self._clock, peer_context(box, context.log))
         self._markers = MarkerAppends(self._view, MarkerRequests(self._peers), self._clock, counters, self._on_transaction_ended, self._has_waiting_offsets)
@@ -108,6 +113,7 @@ class CoordinatorAgent:
         self._requests = CoordinatorRequests(
             self._groups, self._transactions, elsewhere, confirmations, self._may_be_replaced, verifies, self._now_ms, counters, self._server.send, rights
         )
+        self._requests.shares = self._shares
         self._ready = False
         self._stopping = False
 
@@ -152,6 +158,7 @@ class CoordinatorAgent:
             self._peers.refresh(self._view.image.brokers)
             self._groups.refresh()
             self._transactions.refresh()
+            self._shares.refresh()
             self._markers.refresh()
             work += 1
         if now_ns - self._lease_sought_ns >= LEASE_SOUGHT_NS:
@@ -159,10 +166,10 @@ class CoordinatorAgent:
             self._lease.look_for()
         for reader in self._readers.values():
             work += reader.expire(now_ns)
-        work += self._offsets_topic.turn(now_ns) + self._transactions_topic.turn(now_ns) + self._markers.turn(now_ns)
+        work += sum(topic.turn(now_ns) for topic in self._topics) + self._markers.turn(now_ns)
         work += self._producer_ids.turn(now_ns) + self._peers.do_work(now_ns)
         now_ms = self._now_ms()
-        work += self._groups.coordinator.tick(now_ms) + self._transactions.coordinator.tick(now_ms)
+        work += self._groups.coordinator.tick(now_ms) + self._transactions.coordinator.tick(now_ms) + self._shares.tick(now_ms)
         for reader in self._readers.values():
             if reader.arena.released:
                 reader.send_releases()
@@ -174,7 +181,7 @@ class CoordinatorAgent:
         return work
 
     def may_park(self) -> bool:
-        self._source.watch_rows(self._markers.waits_for_rows or any(topic.waits_for_rows for topic in self._topics))
+        self._source.watch_rows(self._markers.waits_for_rows or self._shares.waits_for_rows or any(topic.waits_for_rows for topic in self._topics))
         self._source.doorbell.prepare_to_sleep()
         if self._proxies.has_completions() or self._image.is_stale:
             self._source.doorbell.wake()
@@ -186,7 +193,7 @@ class CoordinatorAgent:
 
     def park_ms(self) -> int:
         now_ms, wait_ms = self._now_ms(), PARK_MS_MAX
-        for deadline_ms in (self._groups.coordinator.next_deadline_ms(), self._transactions.coordinator.next_deadline_ms()):
+        for deadline_ms in (self._groups.coordinator.next_deadline_ms(), self._transactions.coordinator.next_deadline_ms(), self._shares.next_deadline_ms()):
             if deadline_ms is not None:
                 wait_ms = min(wait_ms, deadline_ms - now_ms)
         return max(0, wait_ms)

@@ -24,6 +24,7 @@ from appliance.protocol.transaction_apis import TxnOffsetCommitRequest, TxnOffse
 from appliance.runtime.request_server import RequestClient
 from appliance.shm.counters import Counters
 from services.coordinator.coordinated_groups import CoordinatedGroups
+from services.coordinator.coordinated_shares import CoordinatedShares
 from services.coordinator.coordinated_transactions import CoordinatedTransactions
 from services.coordinator.groups.group_log import transactional_commit_error
 from services.coordinator.groups.member import ClientIdentity
@@ -35,6 +36,14 @@ _ADDS_ITSELF_SINCE = 5
 VERIFICATIONS_MAX = 3
 """Times one TxnOffsetCommit is verified; then its client gets INVALID_TXN_STATE."""
 """From this version of TxnOffsetCommit on the group's offsets join the transaction by the way."""
+
+_TAKE_NAMES: Final = {
+    ApiKey.JOIN_GROUP: ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: ErrorCode.GROUP_ID_NOT_FOUND,
+    ApiKey.OFFSET_COMMIT: ErrorCode.GROUP_ID_NOT_FOUND,
+    ApiKey.TXN_OFFSET_COMMIT: ErrorCode.GROUP_ID_NOT_FOUND,
+}
+"""What makes a group by its name, and the error if that is a share group's."""
 
 HEARD = b"\0"
 
@@ -90,6 +99,8 @@ class CoordinatorRequests:
         self._now_ms = now_ms
         self._respond = respond
         self._rights = rights
+        self.shares: CoordinatedShares | None = None
+        """Share groups; None: there are none."""
         self._waiting = 0
         self._received = counters.counter("coordinator.requests")
         self._refused = counters.counter("coordinator.requests_unreadable")
@@ -115,6 +126,9 @@ class CoordinatorRequests:
         except (ProtocolViolation, ValueError, struct.error):
             self._refused.add()
             self._respond(client, KAFKA_RESPONSE, frame.token, b"")
+            return
+        if api.is_shared:  # served by a box without others, which no box can replace
+            self._carry_out(client, frame, asked, api, request)
             return
         topics = _TWO_TOPICS if asked.api_key == ApiKey.TXN_OFFSET_COMMIT else _TRANSACTIONS if api.is_transactional else _GROUPS
         for topic in topics:
@@ -156,12 +170,31 @@ class CoordinatorRequests:
         identity = ClientIdentity(asked.client_id, f"/{asked.client_host}")
         if self._rights is not None and asked.api_key == ApiKey.CONSUMER_GROUP_HEARTBEAT:
             self._rights.on_heartbeat(request.group_id, request.member_id, asked.origin, asked.client_host)
+        if self.shares is not None and self._concerns_shares(self.shares, asked, api, request, identity, reply):
+            return
         if asked.api_key == ApiKey.TXN_OFFSET_COMMIT:
             self._commit_transactional(api, request, asked.api_version, identity, reply)
         elif api.is_transactional:
             getattr(self._transactions.coordinator, api.rule)(request, asked.api_version, self._now_ms(), reply)
         else:
             getattr(self._groups.coordinator, api.rule)(request, asked.api_version, identity, self._now_ms(), reply)
+
+    def _concerns_shares(
+        self, shares: CoordinatedShares, asked: KafkaRequest, api: CoordinatedApi, request: Any, identity: ClientIdentity, reply: Callable[[Any], None]
+    ) -> bool:
+        """Answer what share groups answer, alone or with the other groups; return False for what they do not."""
+        if api.is_shared:
+            getattr(shares, api.rule)(request, asked.api_version, identity, self._now_ms(), reply)
+        elif asked.api_key in _TAKE_NAMES and shares.groups.has(request.group_id):
+            reply(api.response.error_response(asked.api_version, request, _TAKE_NAMES[ApiKey(asked.api_key)], f"Group {request.group_id} is a share group."))
+        elif asked.api_key == ApiKey.LIST_GROUPS:
+            now_ms = self._now_ms()
+            self._groups.coordinator.list_groups(request, asked.api_version, identity, now_ms, lambda response: reply(shares.listed(request, response)))
+        elif asked.api_key == ApiKey.DELETE_GROUPS and any(map(shares.groups.has, request.group_ids)):
+            shares.delete_groups(request, self._groups.coordinator, asked.api_version, identity, reply)
+        else:
+            return False
+        return True
 
     def count_waiting(self) -> None:
         self._waiting_gauge.set(self._waiting)

@@ -15,7 +15,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import NO_TOPIC_ID
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import MetadataImage
-from appliance.protocol import config_apis, consumer_group_apis, group_apis, group_offset_apis, topic_apis, transaction_apis
+from appliance.protocol import config_apis, consumer_group_apis, group_apis, group_offset_apis, share_apis, topic_apis, transaction_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.forwarded_apis import CONTROLLER_APIS, COORDINATED_APIS
 from appliance.protocol.topic_partitions import TopicResult, same_result
@@ -216,6 +216,94 @@ def _consumer_group_describe(asked: Asked) -> Ruling | None:
     if not allowed and denied:
         return Ruling(response=consumer_group_apis.ConsumerGroupDescribeResponse(0, refused))
     return Ruling(request._replace(group_ids=allowed), complete)
+
+
+def _share_group_describe(asked: Asked) -> Ruling | None:
+    rights, request = asked.rights, asked.request
+    allowed, denied = _split(request.group_ids, lambda group: rights.allows(DESCRIBE, GROUP, group))
+    refused = tuple(share_apis.DescribedShareGroup(GROUP_DENIED, group_id=group) for group in denied)
+
+    def seen(group: share_apis.DescribedShareGroup) -> Any:
+        topics = {topic for member in group.members for topic in (*member.subscribed_topic_names, *(each.topic for each in member.assignment.topic_partitions))}
+        if not all(rights.would_allow(DESCRIBE, TOPIC, topic) for topic in topics):
+            text = "The group has described topic(s) that the client is not authorized to describe."
+            return share_apis.DescribedShareGroup(TOPIC_DENIED, text, group.group_id)
+        return _with_operations(asked, group)
+
+    if not allowed and denied:
+        return Ruling(response=share_apis.ShareGroupDescribeResponse(0, refused))
+    return Ruling(request._replace(group_ids=allowed), lambda response: response._replace(groups=tuple(map(seen, response.groups)) + refused))
+
+
+def _share_fetch(asked: Asked) -> Ruling | None:
+    """Each topic needs READ. A topic of the session that is denied now is refused whole: a session does not say which topics it has."""
+    rights, request, image = asked.rights, asked.request, asked.image
+    if not rights.allows(READ, GROUP, request.group_id or ""):
+        return asked.refused(GROUP_DENIED)
+
+    def may_read(topic: share_apis.ShareTopicRequest) -> bool:
+        known = image.topics_by_id.get(topic.topic_id)
+        return known is None or rights.allows(READ, TOPIC, known.name)
+
+    allowed, denied = _split(request.topics, may_read)
+    is_fetch = isinstance(request, share_apis.ShareFetchRequest)
+
+    def refusal(topic: share_apis.ShareTopicRequest) -> Any:
+        if is_fetch:
+            parts = tuple(share_apis.SharePartitionResponse(each.partition, TOPIC_DENIED, None, TOPIC_DENIED) for each in topic.partitions)
+            return share_apis.ShareTopicResponse(topic.topic_id, parts)
+        return share_apis.AcknowledgedTopic(topic.topic_id, tuple(share_apis.AcknowledgedPartition(each.partition, TOPIC_DENIED) for each in topic.partitions))
+
+    refused = tuple(map(refusal, denied))
+
+    def complete(response: Any) -> Any:
+        readable = tuple(map(seen, response.topics)) if is_fetch else response.topics
+        return response if response.error_code else response._replace(topics=readable + refused)
+
+    def seen(topic: share_apis.ShareTopicResponse) -> share_apis.ShareTopicResponse:
+        known = image.topics_by_id.get(topic.topic_id)
+        if known is not None and rights.allows(READ, TOPIC, known.name):
+            return topic
+        return topic._replace(partitions=tuple(share_apis.SharePartitionResponse(each.partition, TOPIC_DENIED) for each in topic.partitions))
+
+    return Ruling(request._replace(topics=allowed), complete) if denied or is_fetch else None
+
+
+def _describe_share_offsets(asked: Asked) -> Ruling | None:
+    rights, request = asked.rights, asked.request
+    allowed, denied = _split(request.groups, lambda group: rights.allows(DESCRIBE, GROUP, group.group_id))
+    refused = tuple(share_apis.DescribedShareOffsets(group.group_id, (), GROUP_DENIED) for group in denied)
+
+    def seen(group: share_apis.DescribedShareOffsets) -> share_apis.DescribedShareOffsets:
+        return group._replace(topics=tuple(topic for topic in group.topics if rights.allows(DESCRIBE, TOPIC, topic.topic)))
+
+    if not allowed and denied:
+        return Ruling(response=share_apis.DescribeShareGroupOffsetsResponse(0, refused))
+    return Ruling(request._replace(groups=allowed), lambda response: response._replace(groups=tuple(map(seen, response.groups)) + refused))
+
+
+def _change_share_offsets(operation: AclOperation) -> Rule:
+    """As Kafka 4: the operation on the group, and READ on each topic."""
+
+    def rule(asked: Asked) -> Ruling | None:
+        rights, request = asked.rights, asked.request
+        if not rights.allows(operation, GROUP, request.group_id):
+            return asked.refused(GROUP_DENIED)
+        allowed, denied = _split(request.topics, lambda topic: rights.allows(READ, TOPIC, topic.topic))
+        if not denied:
+            return None
+        if operation is DELETE:
+            refused: tuple[Any, ...] = tuple(share_apis.DeletedShareOffsets(each.topic, NO_TOPIC_ID, TOPIC_DENIED) for each in denied)
+        else:
+            refused = tuple(
+                share_apis.AlteredShareOffsets(
+                    each.topic, NO_TOPIC_ID, tuple(share_apis.AlteredShareOffset(one.partition, TOPIC_DENIED) for one in each.partitions)
+                )
+                for each in denied
+            )
+        return Ruling(request._replace(topics=allowed), lambda response: response._replace(topics=response.topics + refused))
+
+    return rule
 
 
 def _describe_groups(asked: Asked) -> Ruling | None:
@@ -426,6 +514,13 @@ RULES: Final[dict[ApiKey, Rule]] = {
     ApiKey.DELETE_GROUPS: _delete_groups,
     ApiKey.CONSUMER_GROUP_HEARTBEAT: _consumer_heartbeat,
     ApiKey.CONSUMER_GROUP_DESCRIBE: _consumer_group_describe,
+    ApiKey.SHARE_GROUP_HEARTBEAT: _consumer_heartbeat,
+    ApiKey.SHARE_GROUP_DESCRIBE: _share_group_describe,
+    ApiKey.SHARE_FETCH: _share_fetch,
+    ApiKey.SHARE_ACKNOWLEDGE: _share_fetch,
+    ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: _describe_share_offsets,
+    ApiKey.ALTER_SHARE_GROUP_OFFSETS: _change_share_offsets(READ),
+    ApiKey.DELETE_SHARE_GROUP_OFFSETS: _change_share_offsets(DELETE),
     ApiKey.INIT_PRODUCER_ID: _init_producer_id,
     ApiKey.ADD_PARTITIONS_TO_TXN: _add_partitions,
     ApiKey.ADD_OFFSETS_TO_TXN: _transaction,

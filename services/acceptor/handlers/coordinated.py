@@ -28,7 +28,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import NO_LEADER, ProducerId
 from appliance.client.transaction_gate import TIMEOUT_MS, OnVerified, TransactionPeers, codes, question
 from appliance.cluster.metadata_cache import MetadataCache
-from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, partition_of
+from appliance.cluster.state_log import OFFSETS_TOPIC, SHARE_TOPIC, TRANSACTIONS_TOPIC, partition_of
 from appliance.ipc.request_frames import AUTO_CREATE, KAFKA_REQUEST, pack_kafka_request
 from appliance.ipc.request_link import ControllerLink, CoordinatorLink
 from appliance.protocol import transaction_apis
@@ -63,6 +63,13 @@ COORDINATED_KEYS = frozenset(
         ApiKey.TXN_OFFSET_COMMIT,
         ApiKey.CONSUMER_GROUP_HEARTBEAT,
         ApiKey.CONSUMER_GROUP_DESCRIBE,
+        ApiKey.SHARE_GROUP_HEARTBEAT,
+        ApiKey.SHARE_GROUP_DESCRIBE,
+        ApiKey.SHARE_FETCH,
+        ApiKey.SHARE_ACKNOWLEDGE,
+        ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
+        ApiKey.ALTER_SHARE_GROUP_OFFSETS,
+        ApiKey.DELETE_SHARE_GROUP_OFFSETS,
         ApiKey.INIT_PRODUCER_ID,
         ApiKey.ADD_PARTITIONS_TO_TXN,
         ApiKey.ADD_OFFSETS_TO_TXN,
@@ -72,6 +79,11 @@ COORDINATED_KEYS = frozenset(
     }
 )
 """As in `forwarded_apis`, which an acceptor imports only when the coordinator is away; a test compares both."""
+NEEDS_TOPIC = {
+    ApiKey.ADD_OFFSETS_TO_TXN: OFFSETS_TOPIC,
+    ApiKey.SHARE_GROUP_HEARTBEAT: SHARE_TOPIC,
+    ApiKey.ALTER_SHARE_GROUP_OFFSETS: SHARE_TOPIC,
+}
 UNSENT_TIMEOUT_MS = 5_000
 WAITS_FOR_MEMBERS = frozenset({ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
 MEMBERS_TIMEOUT_MS = 24 * 3600 * 1000
@@ -139,8 +151,8 @@ class CoordinatedHandler:
 
         if judged is not None and judged.body is None:
             on_response(judged.answer)
-        elif header.api_key == ApiKey.ADD_OFFSETS_TO_TXN:
-            with_state_topic(self._view, self._controller, OFFSETS_TOPIC, ask)
+        elif header.api_key in NEEDS_TOPIC:
+            with_state_topic(self._view, self._controller, NEEDS_TOPIC[ApiKey(header.api_key)], ask)
         else:
             ask()
 

@@ -1,4 +1,4 @@
-"""Share groups: their members, who reads which partitions, and what administrators see of them (KIP-932).
+"""Share groups: their members, the partitions of each, and what administrators see of them (KIP-932).
 
 Membership is in memory only: after a death of the coordinator a member gets UNKNOWN_MEMBER_ID and joins again under its id. A group
 exists while it has members or share partitions, which are in the log. A partition is assigned once its start offset is in the log, so
@@ -29,6 +29,8 @@ JOIN: Final = 0
 LEAVE: Final = -1
 SUBSCRIPTION_CHARACTERS_MAX: Final = 1 << 20
 SHARE_TYPE: Final = "share"
+SHARES_MAX: Final = 100_000
+"""Share partitions of one box: some 200 MB of the coordinator."""
 
 
 class ShareSettings(NamedTuple):
@@ -142,6 +144,11 @@ class ShareGroups:
             self._remove(request.group_id, request.member_id)
             reply(apis.ShareGroupHeartbeatResponse(member_id=request.member_id, member_epoch=LEAVE))
             return
+        new = [place for of_topic in self._places(request.subscribed_topic_names or ()).values() for place in of_topic]
+        if self._states.count + sum(self._states.find(request.group_id, place) is None for place in new) > SHARES_MAX:
+            text = f"This box has {self._states.count} share partitions, and may have {SHARES_MAX}. Delete groups, or subscribe to fewer partitions."
+            reply(apis.ShareGroupHeartbeatResponse(error_code=ErrorCode.POLICY_VIOLATION, error_message=text))
+            return
         if group is None:
             group = self._groups[request.group_id] = ShareGroup(request.group_id)
         self._update(group, member, request, client, now_ms)
@@ -187,7 +194,7 @@ class ShareGroups:
             self._timers.cancel(member.timer)
         key = group.group_id, member.member_id
         member.timer = self._timers.schedule(now_ms + self._settings.group_share_session_timeout_ms, lambda _now_ms: self._remove(*key))
-        if has_changed or self._places(group) != group.places:
+        if has_changed or self._places(self._subscribed(group)) != group.places:
             group.group_epoch += 1
 
     def _remove(self, group_id: str, member_id: str) -> None:
@@ -212,13 +219,18 @@ class ShareGroups:
 
     # ---- partitions
 
-    def _places(self, group: ShareGroup) -> dict[str, tuple[Place, ...]]:
-        found = {name: self._topics.find(name) for name in {name for member in group.members.values() for name in member.topics}}
+    def _subscribed(self, group: ShareGroup) -> set[str]:
+        return {name for member in group.members.values() for name in member.topics}
+
+    def _places(self, names: Iterable[str]) -> dict[str, tuple[Place, ...]]:
+        found = {name: self._topics.find(name) for name in names}
         return {name: tuple((topic.topic_id, number) for number in range(topic.partition_count)) for name, topic in found.items() if topic is not None}
 
     def _with_initialized(self, group: ShareGroup, then: Callable[[], None]) -> None:
         """Assign and call `then` when the start offsets of all partitions are in the log, or could not be written."""
-        places = [place for of_topic in self._places(group).values() for place in of_topic if self._states.find(group.group_id, place) is None]
+        places = [
+            place for of_topic in self._places(self._subscribed(group)).values() for place in of_topic if self._states.find(group.group_id, place) is None
+        ]
         waiting = 1
 
         def on_written(_code: ErrorCode) -> None:
@@ -237,7 +249,7 @@ class ShareGroups:
         on_written(ErrorCode.NONE)
 
     def _assign(self, group: ShareGroup) -> None:
-        places = self._places(group)
+        places = self._places(self._subscribed(group))
         ready = {name: tuple(place for place in of_topic if self._states.find(group.group_id, place) is not None) for name, of_topic in places.items()}
         targets = simple_targets({member.member_id: member.topics for member in group.members.values()}, ready)
         group.places = ready

@@ -1,4 +1,4 @@
-"""The records of one partition that a share group has in hand (KIP-932): who has them, how often they were delivered, what became of them.
+"""The records of one partition that a share group has in hand (KIP-932): which member has them, how often they were delivered, what became of them.
 
 A pure state machine, as Kafka's `SharePartition`. The window [start_offset, end_offset) is covered by runs of offsets of equal
 state, without holes; what lies before it is done, what lies behind it was never delivered. `acknowledge` and `expire` decide;
@@ -138,7 +138,7 @@ class SharePartition:
         return self._runs
 
     def next_fetch_offset(self) -> int | None:
-        """Return the first offset that a member may get; None while the window is full and nobody has released anything."""
+        """Return the first offset that a member may get; None while the window is full and no member has released anything."""
         for run in self._runs:
             if run.state is AVAILABLE:
                 return run.first_offset
@@ -286,7 +286,7 @@ class SharePartition:
         self._runs = runs
         self._advance()
 
-    # ---- what nobody acknowledged
+    # ---- what was not acknowledged
 
     def expire(self, now_ms: int) -> bool:
         """End the locks whose time is over; return whether there were any."""

@@ -22,6 +22,12 @@ from services.coordinator.share.share_states import HostedShare, ShareStates
 
 FINAL_EPOCH: Final = -1
 READ_BYTES_MAX: Final = 1 << 20
+FETCH_BYTES_MAX: Final = 8 << 20
+"""A response beyond it has one batch more; it must fit into a frame of `coordinator.sock`."""
+BATCH_BYTES_MAX: Final = 32 << 20
+PLACES_MAX: Final = 2_000
+LOOKS_A_TURN: Final = 4_000
+"""Partitions of fetches that wait."""
 WAIT_MS_MAX: Final = 5_000
 """The acceptor gives up after `ANSWER_TIMEOUT_MS`."""
 FETCHES_A_TURN: Final = 64
@@ -86,7 +92,7 @@ class _Fetch:
         self.results: dict[Place, apis.SharePartitionResponse] = {}
         self.to_read: deque[Place] = deque()
         self.records_left = request.max_records
-        self.bytes_left = request.max_bytes
+        self.bytes_left = min(request.max_bytes, FETCH_BYTES_MAX)
         self.has_records = False
 
 
@@ -116,17 +122,18 @@ class ShareSessions:
         if session is None:
             reply(apis.ShareFetchResponse(error_code=code))
             return
+        wait_ms = min(max(0, request.max_wait_ms), WAIT_MS_MAX)
+        fetch = _Fetch(session, request, now_ms + wait_ms, reply)
         for topic_id, partitions in request.topics:
-            session.places.update(((topic_id, each.partition), None) for each in partitions)
+            for each in partitions:
+                self._add_place(fetch, (topic_id, each.partition))
         for topic_id, numbers in request.forgotten:
             for number in numbers:
                 session.places.pop((topic_id, number), None)
-        wait_ms = min(max(0, request.max_wait_ms), WAIT_MS_MAX)
-        fetch = _Fetch(session, request, now_ms + wait_ms, reply)
 
         def on_acknowledged(results: dict[Place, ErrorCode]) -> None:
             for place, error in results.items():
-                fetch.results[place] = apis.SharePartitionResponse(place[1], acknowledge_error_code=error)
+                self._put(fetch, place, acknowledge_error_code=error)
             if request.session_epoch == FINAL_EPOCH:
                 self._end(session)
             if session.is_over or request.max_records <= 0 or request.max_bytes <= 0:
@@ -135,6 +142,17 @@ class ShareSessions:
                 self._begin_round(fetch, self._now_ms())
 
         self._acknowledge(session, request, version, now_ms, on_acknowledged)
+
+    def _add_place(self, fetch: _Fetch, place: Place) -> None:
+        """Only partitions of the group join the session, so that a client cannot make it as long as it likes."""
+        places = fetch.session.places
+        if self._states.find(fetch.session.group_id, place) is None:
+            known = self._logs.bounds(*place).error_code
+            self._put(fetch, place, error_code=known or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        elif place not in places and len(places) >= PLACES_MAX:
+            self._put(fetch, place, error_code=ErrorCode.SHARE_SESSION_LIMIT_REACHED)
+        else:
+            places[place] = None
 
     def acknowledge(self, request: apis.ShareAcknowledgeRequest, version: int, now_ms: int, reply: Callable[[apis.ShareAcknowledgeResponse], None]) -> None:
         code, session = self._session(request, now_ms, may_open=False)
@@ -224,6 +242,9 @@ class ShareSessions:
                 if not batches:
                     continue
                 place = (topic_id, number)
+                if place in results:  # each costs a pass over the window: a request may have one for each partition
+                    results[place] = ErrorCode.INVALID_REQUEST
+                    continue
                 hosted = self._states.find(session.group_id, place)
                 if hosted is None:
                     results[place] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -241,8 +262,12 @@ class ShareSessions:
     def work(self, now_ms: int) -> int:
         """Look at fetches that wait; return how many were answered or read."""
         done = 0
+        looks_left = LOOKS_A_TURN
         for _ in range(min(len(self._parked), FETCHES_A_TURN)):
+            if looks_left <= 0:
+                break
             fetch = self._parked.popleft()
+            looks_left -= len(fetch.session.places)
             if fetch.session.is_over or now_ms >= fetch.deadline_ms or any(self._has_news(fetch, place) for place in fetch.session.places):
                 done += 1
                 self._begin_round(fetch, now_ms)
@@ -306,6 +331,9 @@ class ShareSessions:
     def _deliver(self, fetch: _Fetch, hosted: HostedShare, offset: int, read: SharedRead) -> None:
         if hosted.share.next_fetch_offset() != offset:
             return  # an acknowledgement or an administrator came between
+        if read.batches and read.batches[0].end_position - read.batches[0].position > BATCH_BYTES_MAX:
+            self._put(fetch, hosted.key[1:], error_code=ErrorCode.RECORD_LIST_TOO_LARGE, error_message=f"The batch at offset {offset} is too long.")
+            return
         records = [batch for batch in read.batches if not batch.is_control]
         acquired = hosted.share.acquire(
             fetch.session.member_id,

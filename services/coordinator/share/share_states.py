@@ -32,7 +32,7 @@ class ShareKey(NamedTuple):
     partition: Annotated[int, Field(INT32)]
 
 
-class StoredBatch(NamedTuple):
+class SnapshotBatch(NamedTuple):
     """A `StateBatch` as it is stored."""
 
     first_offset: Annotated[int, Field(INT64)]
@@ -50,7 +50,7 @@ class ShareSnapshot(NamedTuple):
     start_offset: Annotated[int, Field(INT64)]
     create_timestamp_ms: Annotated[int, Field(INT64)]
     write_timestamp_ms: Annotated[int, Field(INT64)]
-    state_batches: Annotated[tuple[StoredBatch, ...], Field(ArrayOf(StoredBatch))] = ()
+    state_batches: Annotated[tuple[SnapshotBatch, ...], Field(ArrayOf(SnapshotBatch))] = ()
 
 
 SHARE_SNAPSHOT: Final = StateFormat("ShareSnapshot", 0, ShareKey, ShareSnapshot, flexible_since=0)
@@ -100,6 +100,7 @@ class ShareStates:
         self._by_group: dict[str, dict[tuple[TopicId, int], HostedShare]] = {}
         self._loading: dict[int, dict[ShareKey, ShareSnapshot]] = {}
         self._active: set[int] = set()
+        self.count = 0
         self.partition_count = 0
         self.skipped_records = 0
 
@@ -171,7 +172,7 @@ class ShareStates:
             snapshot_epoch=hosted.snapshot.snapshot_epoch + 1,
             start_offset=start_offset,
             write_timestamp_ms=self._now_ms(),
-            state_batches=tuple([StoredBatch(*batch) for batch in batches]),
+            state_batches=tuple([SnapshotBatch(*batch) for batch in batches]),
         )
 
         def on_appended(code: ErrorCode) -> None:
@@ -210,7 +211,7 @@ class ShareStates:
         self.watch_locks(hosted)
 
     def release(self, group_id: str, member_id: str) -> None:
-        """A member has gone: nobody waits for its locks."""
+        """A member has gone, and its locks end."""
         for hosted in self.of_group(group_id).values():
             if hosted.share.release(member_id):
                 self.persist(hosted)
@@ -218,6 +219,7 @@ class ShareStates:
 
     def _host(self, hosted: HostedShare) -> HostedShare:
         self._by_group.setdefault(hosted.key.group_id, {})[hosted.key[1:]] = hosted
+        self.count += 1
         return hosted
 
     def _forget(self, hosted: HostedShare) -> None:
@@ -225,6 +227,7 @@ class ShareStates:
         shares = self._by_group.get(hosted.key.group_id, {})
         if shares.get(hosted.key[1:]) is hosted:
             del shares[hosted.key[1:]]
+            self.count -= 1
             if not shares:
                 del self._by_group[hosted.key.group_id]
 
@@ -266,4 +269,4 @@ class ShareStates:
 
 
 def _ignore(_code: ErrorCode) -> None:
-    """Nobody waits for this write."""
+    """No request waits for this write."""

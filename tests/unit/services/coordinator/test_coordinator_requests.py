@@ -140,11 +140,13 @@ def test_a_marker_of_another_box_reaches_the_group_coordinator_before_its_answer
 
 
 def test_every_rule_is_a_method_of_its_coordinator() -> None:
+    from services.coordinator.coordinated_shares import CoordinatedShares
     from services.coordinator.groups.group_coordinator import GroupCoordinator
     from services.coordinator.transactions.transaction_coordinator import TransactionCoordinator
 
     for api in COORDINATED_APIS.values():
-        assert callable(getattr(TransactionCoordinator if api.is_transactional else GroupCoordinator, api.rule))
+        owner = TransactionCoordinator if api.is_transactional else CoordinatedShares if api.is_shared else GroupCoordinator
+        assert callable(getattr(owner, api.rule))
 
 
 @pytest.mark.parametrize(("version", "verifies", "asked"), [(3, True, "verify"), (3, False, None), (5, True, "extend"), (5, False, "extend")])

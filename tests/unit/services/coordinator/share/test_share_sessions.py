@@ -161,7 +161,7 @@ def test_an_acknowledgement_that_the_log_refuses_leaves_the_records_to_the_membe
     assert code_of(again) == ErrorCode.NONE
 
 
-def test_a_lock_ends_unless_it_is_renewed_and_after_the_last_delivery_nobody_gets_the_record() -> None:
+def test_a_lock_ends_unless_it_is_renewed_and_after_the_last_delivery_no_member_gets_the_record() -> None:
     world = World()
     world.join("a"), world.join("b")
     assert acquired(world.fetch(0, member_id="a", max_records=2)) == [(0, 1, 1)]

@@ -1,0 +1,296 @@
+"""Share groups in the coordinator process: their rules (`share`) on `__share_group_state`, and the logs that they read.
+
+Kafka lets the leader of a partition hold what is in flight and a share coordinator keep it; here the coordinator of the box does both,
+and is the group coordinator too. So share groups are served in clusters of one box; with a second box every request is refused.
+Records are read through the log-readers: LOOKUP finds the batch, OPEN returns the size of a sealed segment, READ brings whole batches. Owned
+by the coordinator process. Weak spot: a deleted topic's share partitions stay in the log if the coordinator did not see the deletion.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from appliance.base.errors import ErrorCode
+from appliance.base.model import TopicId
+from appliance.base.settings import Box
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
+from appliance.ipc.log_reader_messages import FIRST_WHATEVER, IS_ACTIVE, LOOKUP, OPEN, READ, WHOLE_BATCHES, Answer, Extent, ReadAnswer
+from appliance.ipc.log_reader_proxy import LogReaderProxy
+from appliance.protocol import group_apis
+from appliance.protocol import share_apis as apis
+from appliance.records.batch import CONTROL_FLAG, LOG_OVERHEAD, RECORDS_AT, read_batch_header
+from appliance.runtime.timers import Timers
+from appliance.shm.partition_table import ROLE_LEADER, Row, TornRow
+from services.coordinator.groups.group_coordinator import GroupCoordinator
+from services.coordinator.groups.member import ClientIdentity
+from services.coordinator.groups.ports import KnownTopic
+from services.coordinator.share.share_groups import LogBounds, ShareGroups, ShareSettings
+from services.coordinator.share.share_partition import ShareLimits
+from services.coordinator.share.share_sessions import OnRead, ReadBatch, SharedRead, ShareSessions
+from services.coordinator.share.share_states import ShareStates
+from services.coordinator.state.state_topic import StateTopic
+
+TIMERS_A_TURN: Final = 64
+HELD_MAX: Final = 1_000
+HELD_MS: Final = 2_000
+OFFSETS_MAX: Final = 4_000
+"""No window is longer (`group.share.partition.max.record.locks`)."""
+_ONE_BOX: Final = "Share groups are served in clusters of one box only."
+
+
+class CoordinatedShares:
+    """`topic` is where their state is. Rules have the names of `forwarded_apis`."""
+
+    def __init__(
+        self,
+        box: Box,
+        topic: StateTopic,
+        view: MetadataCache,
+        readers: dict[str, LogReaderProxy],
+        now_ms: Callable[[], int],
+        is_other_group: Callable[[str], bool],
+    ) -> None:
+        """`is_other_group`: whether a name is that of a consumer group."""
+        self._topic = topic
+        self._view = view
+        self._readers = readers
+        self._now_ms = now_ms
+        self._is_other_group = is_other_group
+        self._is_from_earliest = box.text("group.share.auto.offset.reset") == "earliest"
+        self._timers = Timers()
+        settings = ShareSettings(**{field: box.integer(field.replace("_", ".")) for field in ShareSettings._fields})
+        limits = ShareLimits(
+            box.integer("group.share.delivery.count.limit"),
+            box.integer("group.share.record.lock.duration.ms"),
+            box.integer("group.share.partition.max.record.locks"),
+        )
+        self._known_topics: dict[str, TopicId] = {}
+        self._held: list[tuple[int, Callable[[], None], Callable[[ErrorCode], None]]] = []
+        """Requests that came while the topic is loaded: deadline, what to do then, what to do at the deadline."""
+        self.states = ShareStates(topic, limits, self._timers, now_ms, lambda: None)
+        self.sessions = ShareSessions(settings, limits, self.states, self, now_ms)
+        self.groups = ShareGroups(settings, self.states, self, self._timers, self.sessions.on_member_gone)
+        topic.serve(self.states)
+
+    # ---- `SharedTopics` and `SharedLogs`
+
+    def find(self, topic: str) -> KnownTopic | None:
+        image = self._view.image.topics.get(topic)
+        return KnownTopic(image.topic_id, len(image.partitions)) if image is not None else None
+
+    def name_of(self, topic_id: TopicId) -> str | None:
+        image = self._view.image.topics_by_id.get(topic_id)
+        return image.name if image is not None else None
+
+    def refusal(self, group_id: str) -> tuple[ErrorCode, str | None]:
+        if self._is_other_group(group_id):
+            return ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a share group."
+        return ErrorCode.NONE, None
+
+    def first_offset(self, bounds: LogBounds) -> int:
+        return bounds.log_start_offset if self._is_from_earliest else bounds.high_watermark
+
+    def bounds(self, topic_id: TopicId, partition: int) -> LogBounds:
+        found = self._led(topic_id, partition)
+        if found is None:
+            image = self._view.image.topics_by_id.get(topic_id)
+            return LogBounds(ErrorCode.UNKNOWN_TOPIC_ID if image is None else self._view.why_absent(image.name, partition))
+        row = found[1]
+        return LogBounds(ErrorCode.NONE, row.log_start_offset, row.high_watermark)
+
+    def _led(self, topic_id: TopicId, partition: int) -> tuple[LocalReplica, Row] | None:
+        image = self._view.image.topics_by_id.get(topic_id)
+        placement = self._view.placement(image.name, partition) if image is not None else None
+        if placement is None:
+            return None
+        try:
+            row = placement.read_row()
+        except TornRow:
+            return None
+        return (placement, row) if row.role == ROLE_LEADER and row.row_generation == placement.row_generation else None
+
+    def read(self, topic_id: TopicId, partition: int, offset: int, size_bytes: int, on_read: OnRead) -> bool:
+        found = self._led(topic_id, partition)
+        reader = self._readers.get(found[0].disk) if found is not None else None
+        return found is not None and reader is not None and _ShareRead(reader, found[0], found[1], offset, size_bytes, on_read).start()
+
+    # ---- requests
+
+    def share_group_heartbeat(
+        self, request: apis.ShareGroupHeartbeatRequest, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]
+    ) -> None:
+        again = partial(self.groups.heartbeat, request, client, now_ms, reply)
+        self._when_ready(again, lambda code: reply(apis.ShareGroupHeartbeatResponse(error_code=code, error_message=self._text(code))))
+
+    def share_group_describe(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
+        self._when_ready(lambda: reply(self.groups.describe(request)), self._refused(apis.SHARE_GROUP_DESCRIBE_RESPONSE, version, request, reply))
+
+    def share_fetch(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
+        refused = self._refused(apis.SHARE_FETCH_RESPONSE, version, request, reply)
+        self._when_ready(lambda: self.sessions.fetch(request, version, self._now_ms(), reply), refused)
+
+    def share_acknowledge(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
+        refused = self._refused(apis.SHARE_ACKNOWLEDGE_RESPONSE, version, request, reply)
+        self._when_ready(lambda: self.sessions.acknowledge(request, version, self._now_ms(), reply), refused)
+
+    def describe_share_group_offsets(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
+        refused = self._refused(apis.DESCRIBE_SHARE_GROUP_OFFSETS_RESPONSE, version, request, reply)
+        self._when_ready(lambda: reply(self.groups.describe_offsets(request)), refused)
+
+    def alter_share_group_offsets(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
+        refused = self._refused(apis.ALTER_SHARE_GROUP_OFFSETS_RESPONSE, version, request, reply)
+        self._when_ready(lambda: self.groups.alter_offsets(request, reply), refused)
+
+    def delete_share_group_offsets(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
+        refused = self._refused(apis.DELETE_SHARE_GROUP_OFFSETS_RESPONSE, version, request, reply)
+        self._when_ready(lambda: self.groups.delete_offsets(request, reply), refused)
+
+    def _refused(self, response: Any, version: int, request: Any, reply: Callable[[Any], None]) -> Callable[[ErrorCode], None]:
+        return lambda code: reply(response.error_response(version, request, code, self._text(code)))
+
+    @staticmethod
+    def _text(code: ErrorCode) -> str | None:
+        return _ONE_BOX if code is ErrorCode.UNSUPPORTED_VERSION else None
+
+    def _when_ready(self, then: Callable[[], None], refuse: Callable[[ErrorCode], None]) -> None:
+        """Call `then` now, or when the topic is loaded."""
+        if len(self._view.image.brokers) > 1:
+            refuse(ErrorCode.UNSUPPORTED_VERSION)
+        elif self.states.is_ready:
+            then()
+        elif len(self._held) >= HELD_MAX:
+            refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        else:
+            self._held.append((self._now_ms() + HELD_MS, then, refuse))
+
+    def listed(self, request: group_apis.ListGroupsRequest, response: group_apis.ListGroupsResponse) -> group_apis.ListGroupsResponse:
+        """Return the response with the share groups."""
+        states, types = {each.lower() for each in request.states_filter}, {each.lower() for each in request.types_filter}
+        return response._replace(groups=(*response.groups, *self.groups.listed(states, types)))
+
+    def delete_groups(
+        self, request: Any, others: GroupCoordinator, version: int, client: ClientIdentity, reply: Callable[[group_apis.DeleteGroupsResponse], None]
+    ) -> None:
+        """Delete the share groups of a request, then the others."""
+        shared = [name for name in dict.fromkeys(request.group_ids) if self.groups.has(name)]
+        results: list[group_apis.DeletedGroup] = []
+
+        def on_deleted(name: str, code: ErrorCode) -> None:
+            results.append(group_apis.DeletedGroup(name, code))
+            if len(results) == len(shared):
+                left = request._replace(group_ids=tuple(name for name in request.group_ids if name not in shared))
+                others.delete_groups(left, version, client, self._now_ms(), lambda found: reply(found._replace(groups=(*found.groups, *results))))
+
+        for name in shared:
+            self.groups.delete_group(name, partial(on_deleted, name))
+
+    # ---- turns
+
+    def refresh(self) -> None:
+        """Image or tables have changed."""
+        image = self._view.image
+        if image.generation:
+            former, self._known_topics = self._known_topics, {name: topic.topic_id for name, topic in image.topics.items()}
+            for topic_id in set(former.values()) - set(self._known_topics.values()):
+                self.groups.on_topic_deleted(topic_id)
+        count = self._topic.count_partitions()
+        if count != self.states.partition_count:
+            self._topic.end_all()
+            self.states.partition_count = count
+        self._topic.refresh()
+
+    def tick(self, now_ms: int) -> int:
+        done = self._timers.fire_due(now_ms, TIMERS_A_TURN)
+        is_ready = self.states.is_ready
+        if not is_ready or len(self._view.image.brokers) > 1:
+            self.sessions.end_all()
+        done += self.sessions.work(now_ms)
+        held, self._held = self._held, []
+        for each in held:
+            deadline_ms, then, refuse = each
+            if is_ready:
+                then()
+            elif now_ms >= deadline_ms:
+                refuse(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self.states.is_loading else ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            else:
+                self._held.append(each)
+        return done + len(held) - len(self._held)
+
+    @property
+    def waits_for_rows(self) -> bool:
+        """Whether new records would be news."""
+        return self.sessions.is_waiting
+
+    def next_deadline_ms(self) -> int | None:
+        found = [self._timers.next_deadline_ms(), self.sessions.next_deadline_ms(), *(each[0] for each in self._held)]
+        return min((each for each in found if each is not None), default=None)
+
+
+class _ShareRead:
+    """One read of whole batches below the high watermark."""
+
+    def __init__(self, reader: LogReaderProxy, placement: LocalReplica, row: Row, offset: int, size_bytes: int, on_read: OnRead) -> None:
+        self._reader = reader
+        self._placement = placement
+        self._row = row
+        self._offset = offset
+        self._size_bytes = size_bytes
+        self._on_read = on_read
+
+    def start(self) -> bool:
+        return self._ask(LOOKUP, self._offset, self._row.high_watermark, self._on_found)
+
+    def _ask(self, kind: int, value_a: int, value_b: int, then: Callable[[Answer], None], extent: Extent | None = None) -> bool:
+        placement = self._placement
+
+        def on_answer(answer: Answer | None, descriptor: int) -> None:
+            if descriptor >= 0:
+                os.close(descriptor)
+            if answer is None:
+                self._on_read(None)
+            elif answer.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and kind == LOOKUP:
+                # Compaction has taken all that was there; or retention, which the next look at the row shows.
+                is_gone = placement.is_compacted and self._offset >= self._row.log_start_offset
+                self._on_read(SharedRead(b"", (), self._row.high_watermark) if is_gone else None)
+            elif answer.error_code:
+                self._on_read(None)
+            else:
+                then(answer)
+
+        generation = self._row.segment_list_generation
+        return self._reader.ask(kind, placement.topic, placement.partition, generation, value_a, value_b, on_answer, extent)
+
+    def _or_fail(self, is_asked: bool) -> None:
+        if not is_asked:
+            self._on_read(None)
+
+    def _on_found(self, found: Answer) -> None:
+        if found.a == self._row.active_base_offset:
+            self._read(found, self._row.active_position, IS_ACTIVE)
+        else:
+            self._or_fail(self._ask(OPEN, found.a, 0, lambda opened: self._read(found, opened.a, 0) if opened.b == found.d else self._on_read(None)))
+
+    def _read(self, found: Answer, limit: int, flags: int) -> None:
+        extent = Extent(self._size_bytes, limit, found.d, WHOLE_BATCHES | FIRST_WHATEVER | flags)
+        self._or_fail(self._ask(READ, found.a, found.b, self._on_portion, extent))
+
+    def _on_portion(self, answer: Answer) -> None:
+        told = ReadAnswer.unpacked(answer.offsets)
+        parts = self._reader.arena.take(told) if told.parts else []
+        data = b"".join([part.memory for part in parts])
+        del parts
+        batches: list[ReadBatch] = []
+        position, next_offset = 0, self._offset
+        while position + RECORDS_AT <= len(data):
+            header = read_batch_header(data, position)
+            end = position + max(header.size_bytes, LOG_OVERHEAD)
+            if header.last_offset >= self._row.high_watermark or end > len(data) or header.base_offset > self._offset + OFFSETS_MAX:
+                break
+            if header.last_offset >= self._offset:
+                batches.append(ReadBatch(header.base_offset, header.last_offset, position, end, bool(header.attributes & CONTROL_FLAG)))
+                next_offset = header.last_offset + 1
+            position = end
+        self._on_read(SharedRead(data, batches, next_offset) if batches else None)

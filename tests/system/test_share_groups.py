@@ -1,0 +1,148 @@
+"""Kafka 4's Java share consumer (KIP-932) on a box whose coordinator and acceptor are killed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from lab import client_packages
+from lab.running_box import RunningBox, eventually
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+SECONDS = 60
+SETTINGS = {
+    "share.coordinator.state.topic.num.partitions": 3,
+    "offsets.topic.num.partitions": 1,
+    "group.share.auto.offset.reset": "earliest",
+    "group.share.heartbeat.interval.ms": 500,
+    "group.share.delivery.count.limit": 3,
+}
+
+
+class Member:
+    """A JVM with one share consumer, and what it has printed."""
+
+    def __init__(self, box: RunningBox, mode: str, *more: str) -> None:
+        java = shutil.which("java")
+        assert java is not None
+        command = [java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", client_packages.class_path_4(), "ShareClient"]
+        self.process = subprocess.Popen(
+            [*command, box.bootstrap, "workers", "jobs", mode, *(more or ("500",))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.lines: list[list[str]] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout:
+            for line in self.process.stdout:
+                self.lines.append(line.split(" ", 4) if line.startswith("got") else line.split())
+
+    def got(self, value: str) -> list[int]:
+        """The delivery counts with which a value came."""
+        return [int(line[3]) for line in self.lines if line[0] == "got" and line[4].strip() == value]
+
+    def done(self) -> set[int]:
+        """Offsets that the box has confirmed."""
+        return {int(line[2]) for line in self.lines if line[0] == "done"}
+
+    def received(self) -> list[int]:
+        return [int(line[2]) for line in self.lines if line[0] == "got"]
+
+    def end(self) -> int:
+        self._close_input()
+        return self._ended()
+
+    def _close_input(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self._close_input()
+        self._ended()
+
+    def _ended(self) -> int:
+        code = self.process.wait(SECONDS)
+        self._reader.join(SECONDS)
+        return code
+
+
+@pytest.fixture
+def members() -> Iterator[list[Member]]:
+    started: list[Member] = []
+    yield started
+    for member in started:
+        if member.process.poll() is None:
+            member.kill()
+
+
+class Jobs:
+    """The producer of the topic; its offsets count from 0."""
+
+    def __init__(self, bootstrap: str) -> None:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        admin.create_topics([NewTopic("jobs", 1)])["jobs"].result(SECONDS)
+        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+        self.count = 0
+
+    def send(self, *values: str) -> range:
+        """Return the offsets of the values."""
+        for value in values:
+            self._producer.produce("jobs", value)
+        assert self._producer.flush(SECONDS) == 0
+        self.count += len(values)
+        return range(self.count - len(values), self.count)
+
+
+def test_what_was_acknowledged_never_comes_again_and_everything_else_does(start: Callable[..., RunningBox], members: list[Member]) -> None:
+    if reason := client_packages.missing_java4():
+        pytest.skip(reason)
+    box = start(settings=SETTINGS)
+    jobs = Jobs(box.bootstrap)
+
+    def await_done(offsets: range, what: str) -> None:
+        eventually(lambda: set(offsets) <= set().union(*(member.done() for member in members)), f"{what} is acknowledged", SECONDS)
+
+    # a release comes again until it was delivered as often as the limit says; a rejected record does not
+    first = Member(box, "explicit", "500", "waits")
+    members.append(first)
+    jobs.send("release")
+    await_done(jobs.send("accepted", "twice", "reject"), "the first records")
+    eventually(lambda: first.lines.count(["released", "0", "0"]) == 3, "three deliveries of a released record", SECONDS)
+    assert (first.got("release"), first.got("accepted"), first.got("twice"), first.got("reject")) == ([1, 2, 3], [1], [1, 2], [1])
+    # nothing is in flight: what the next incarnation delivers is what was never acknowledged
+    box.await_restart("coordinator", box.kill("coordinator"))
+    await_done(jobs.send("after the coordinator"), "a record after the death of the coordinator")
+    box.await_restart("acceptor@0", box.kill("acceptor@0"))
+    await_done(jobs.send("after the acceptor"), "a record after the death of the acceptor")
+    assert sorted(first.received()) == [0, 0, 0, 1, 2, 2, 3, 4, 5]
+    # a member and the coordinator die with a record in hand: another member gets it
+    (stopped,) = jobs.send("stop")
+    eventually(lambda: first.got("stop"), "the record comes", SECONDS)
+    first.kill()
+    box.await_restart("coordinator", box.kill("coordinator"))
+    second = Member(box, "explicit", "1")
+    members.append(second)
+    await_done(range(stopped, stopped + 1), "the record of the dead member")
+    assert second.received() == [stopped]
+    # two members of both kinds share the one partition: each record comes to one of them, once
+    third = Member(box, "implicit", "1")
+    members.append(third)
+    begin = jobs.count
+
+    def both_have_some() -> bool:
+        await_done(jobs.send(*map(str, range(8))), "what both share")
+        return bool(third.received()) and len(second.received()) > 1
+
+    eventually(both_have_some, "both members get records", SECONDS)
+    assert [second.end(), third.end()] == [0, 0]
+    assert sorted([*second.received(), *third.received()]) == [stopped, *range(begin, jobs.count)]
