@@ -34,7 +34,7 @@ from services.coordinator.share.share_states import ShareStates
 from services.coordinator.state.state_topic import StateTopic
 
 TIMERS_A_TURN: Final = 64
-HELD_MAX: Final = 1_000
+HELD_SIZE_MAX: Final = 50_000
 HELD_MS: Final = 2_000
 OFFSETS_MAX: Final = 4_000
 """No window is longer (`group.share.partition.max.record.locks`)."""
@@ -68,14 +68,19 @@ class CoordinatedShares:
             box.integer("group.share.partition.max.record.locks"),
         )
         self._known_topics: dict[str, TopicId] = {}
-        self._held: list[tuple[int, Callable[[], None], Callable[[ErrorCode], None]]] = []
-        """Requests that came while the topic is loaded: deadline, what to do then, what to do at the deadline."""
+        self._held: list[tuple[int, int, Callable[[], None], Callable[[ErrorCode], None]]] = []
+        """Requests that came while the topic is loaded: deadline, size, what to do then, what to do at the deadline."""
+        self._held_size = 0
         self.states = ShareStates(topic, limits, self._timers, now_ms, lambda: None)
         self.sessions = ShareSessions(settings, limits, self.states, self, now_ms)
         self.groups = ShareGroups(settings, self.states, self, self._timers, self.sessions.on_member_gone)
         topic.serve(self.states)
 
     # ---- `SharedTopics` and `SharedLogs`
+
+    @property
+    def generation(self) -> int:
+        return self._view.image.generation
 
     def find(self, topic: str) -> KnownTopic | None:
         image = self._view.image.topics.get(topic)
@@ -123,7 +128,11 @@ class CoordinatedShares:
         self, request: apis.ShareGroupHeartbeatRequest, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]
     ) -> None:
         again = partial(self.groups.heartbeat, request, client, now_ms, reply)
-        self._when_ready(again, lambda code: reply(apis.ShareGroupHeartbeatResponse(error_code=code, error_message=self._text(code))))
+        self._hold(
+            len(request.subscribed_topic_names or ()),
+            again,
+            lambda code: reply(apis.ShareGroupHeartbeatResponse(error_code=code, error_message=self._text(code))),
+        )
 
     def share_group_describe(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
         self._when_ready(lambda: reply(self.groups.describe(request)), self._refused(apis.SHARE_GROUP_DESCRIBE_RESPONSE, version, request, reply))
@@ -142,7 +151,7 @@ class CoordinatedShares:
 
     def alter_share_group_offsets(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
         refused = self._refused(apis.ALTER_SHARE_GROUP_OFFSETS_RESPONSE, version, request, reply)
-        self._when_ready(lambda: self.groups.alter_offsets(request, reply), refused)
+        self._hold(sum(len(topic.partitions) for topic in request.topics), lambda: self.groups.alter_offsets(request, reply), refused)
 
     def delete_share_group_offsets(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
         refused = self._refused(apis.DELETE_SHARE_GROUP_OFFSETS_RESPONSE, version, request, reply)
@@ -156,15 +165,23 @@ class CoordinatedShares:
         return _ONE_BOX if code is ErrorCode.UNSUPPORTED_VERSION else None
 
     def _when_ready(self, then: Callable[[], None], refuse: Callable[[ErrorCode], None]) -> None:
-        """Call `then` now, or when the topic is loaded."""
+        """Call `then` if the topic is loaded, or if there is none and therefore no share group."""
         if len(self._view.image.brokers) > 1:
             refuse(ErrorCode.UNSUPPORTED_VERSION)
-        elif self.states.is_ready:
+        elif self.states.is_ready or not self.states.partition_count:
             then()
-        elif len(self._held) >= HELD_MAX:
-            refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         else:
-            self._held.append((self._now_ms() + HELD_MS, then, refuse))
+            refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    def _hold(self, size: int, then: Callable[[], None], refuse: Callable[[ErrorCode], None]) -> None:
+        """Call `then` now or when the topic is there and loaded. `size`: elements of the request, which stays in memory meanwhile."""
+        if self.states.is_ready or len(self._view.image.brokers) > 1:
+            self._when_ready(then, refuse)
+        elif self._held_size + size > HELD_SIZE_MAX:
+            refuse(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        else:
+            self._held.append((self._now_ms() + HELD_MS, size + 1, then, refuse))
+            self._held_size += size + 1
 
     def listed(self, request: group_apis.ListGroupsRequest, response: group_apis.ListGroupsResponse) -> group_apis.ListGroupsResponse:
         """Return the response with the share groups."""
@@ -210,13 +227,15 @@ class CoordinatedShares:
         done += self.sessions.work(now_ms)
         held, self._held = self._held, []
         for each in held:
-            deadline_ms, then, refuse = each
+            deadline_ms, size, then, refuse = each
+            self._held_size -= size
             if is_ready:
                 then()
             elif now_ms >= deadline_ms:
                 refuse(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self.states.is_loading else ErrorCode.COORDINATOR_NOT_AVAILABLE)
             else:
                 self._held.append(each)
+                self._held_size += size
         return done + len(held) - len(self._held)
 
     @property

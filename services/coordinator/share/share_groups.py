@@ -9,7 +9,9 @@ share partitions where they are fewer. Owned by the coordinator. Weak spots: a m
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from appliance.base.errors import ErrorCode
@@ -27,7 +29,14 @@ Place = tuple[TopicId, int]
 SIMPLE: Final = "simple"
 JOIN: Final = 0
 LEAVE: Final = -1
-SUBSCRIPTION_CHARACTERS_MAX: Final = 1 << 20
+SUBSCRIPTION_CHARACTERS_MAX: Final = 1 << 18
+CHARACTERS_MAX: Final = 16 << 20
+NEW_A_HEARTBEAT: Final = 250
+LARGE: Final = 10_000
+"""Members times partitions from which a group is assigned once in `ASSIGNMENT_INTERVAL_MS` only."""
+ASSIGNMENT_INTERVAL_MS: Final = 1_000
+DESCRIBED_MAX: Final = 100_000
+"""Partitions and topics of members in one answer; further groups are refused."""
 SHARE_TYPE: Final = "share"
 SHARES_MAX: Final = 100_000
 """Share partitions of one box: some 200 MB of the coordinator."""
@@ -53,6 +62,10 @@ class LogBounds(NamedTuple):
 
 class SharedTopics(Protocol):
     """Topics, and the ends of their partitions."""
+
+    @property
+    def generation(self) -> int:
+        """Another one whenever topics came, went or grew."""
 
     def find(self, topic: str) -> KnownTopic | None: ...
 
@@ -90,7 +103,14 @@ class ShareGroup:
         self.group_epoch = 0
         self.members: dict[str, ShareMember] = {}
         self.places: dict[str, tuple[Place, ...]] = {}
-        """The partitions that the topics of the subscriptions had at the last assignment."""
+        """The partitions of the topics of all subscriptions."""
+        self.missing: deque[Place] = deque()
+        """Those of them whose start offsets are not in the log."""
+        self.generation = -1
+        """Of the topics, when `places` was made."""
+        self.is_stale = True
+        """A subscription has changed since."""
+        self.assigned_ms = 0
 
 
 def simple_targets(subscriptions: Mapping[str, Iterable[str]], places: Mapping[str, tuple[Place, ...]]) -> dict[str, frozenset[Place]]:
@@ -115,6 +135,8 @@ class ShareGroups:
         self._timers = timers
         self._on_member_gone = on_member_gone
         self._groups: dict[str, ShareGroup] = {}
+        self._characters = 0
+        """Of the topics that all members subscribe to."""
 
     def has(self, group_id: str) -> bool:
         """Whether the name is that of a share group."""
@@ -144,15 +166,27 @@ class ShareGroups:
             self._remove(request.group_id, request.member_id)
             reply(apis.ShareGroupHeartbeatResponse(member_id=request.member_id, member_epoch=LEAVE))
             return
-        new = [place for of_topic in self._places(request.subscribed_topic_names or ()).values() for place in of_topic]
-        if self._states.count + sum(self._states.find(request.group_id, place) is None for place in new) > SHARES_MAX:
-            text = f"This box has {self._states.count} share partitions, and may have {SHARES_MAX}. Delete groups, or subscribe to fewer partitions."
-            reply(apis.ShareGroupHeartbeatResponse(error_code=ErrorCode.POLICY_VIOLATION, error_message=text))
-            return
+        names = () if request.subscribed_topic_names is None else tuple(sorted(set(request.subscribed_topic_names)))
+        if request.subscribed_topic_names is None and member is not None:
+            names = member.topics
+        if member is None or names != member.topics:
+            text = self._excess(request.group_id, member, names)
+            if text:
+                reply(apis.ShareGroupHeartbeatResponse(error_code=ErrorCode.POLICY_VIOLATION, error_message=text))
+                return
         if group is None:
             group = self._groups[request.group_id] = ShareGroup(request.group_id)
-        self._update(group, member, request, client, now_ms)
-        self._with_initialized(group, lambda: self._answer(request, reply))
+        self._update(group, member, request, names, client, now_ms)
+        self._with_initialized(group, now_ms, lambda: self._answer(request, reply))
+
+    def _excess(self, group_id: str, member: ShareMember | None, names: tuple[str, ...]) -> str | None:
+        """Return what would be too much, if the member subscribed to these topics."""
+        if self._characters + sum(map(len, names)) > CHARACTERS_MAX:
+            return f"The members of all share groups of this box subscribe to topics with {CHARACTERS_MAX} characters already."
+        new = (place for of_topic in self._places(names).values() for place in of_topic)
+        if self._states.count + sum(self._states.find(group_id, place) is None for place in new) > SHARES_MAX:
+            return f"This box has {self._states.count} share partitions, and may have {SHARES_MAX}. Delete groups, or subscribe to fewer partitions."
+        return None
 
     def _problem(self, request: apis.ShareGroupHeartbeatRequest) -> tuple[ErrorCode, str | None]:
         invalid = ""
@@ -179,35 +213,40 @@ class ShareGroups:
             return ErrorCode.POLICY_VIOLATION, f"This box coordinates {self._settings.max_groups} share groups already (max.groups)."
         return ErrorCode.NONE, None
 
-    def _update(self, group: ShareGroup, member: ShareMember | None, request: apis.ShareGroupHeartbeatRequest, client: ClientIdentity, now_ms: int) -> None:
+    def _update(
+        self,
+        group: ShareGroup,
+        member: ShareMember | None,
+        request: apis.ShareGroupHeartbeatRequest,
+        topics: tuple[str, ...],
+        client: ClientIdentity,
+        now_ms: int,
+    ) -> None:
         is_new = member is None
         if member is None:
             member = group.members[request.member_id] = ShareMember(request.member_id)
         if request.member_epoch == JOIN:
             member.sent = None
-        names = request.subscribed_topic_names
-        topics = member.topics if names is None else tuple(sorted(set(names)))
-        has_changed = is_new or topics != member.topics
+        if is_new or topics != member.topics:
+            self._characters += sum(map(len, topics)) - sum(map(len, member.topics))
+            group.is_stale = True
+            group.group_epoch += 1
         member.client, member.topics = client, topics
         member.rack_id = request.rack_id or member.rack_id
-        if member.timer is not None:
-            self._timers.cancel(member.timer)
+        self._timers.cancel(member.timer)
         key = group.group_id, member.member_id
         member.timer = self._timers.schedule(now_ms + self._settings.group_share_session_timeout_ms, lambda _now_ms: self._remove(*key))
-        if has_changed or self._places(self._subscribed(group)) != group.places:
-            group.group_epoch += 1
 
     def _remove(self, group_id: str, member_id: str) -> None:
         group = self._groups.get(group_id)
         member = group.members.pop(member_id, None) if group is not None else None
         if group is None or member is None:
             return
-        if member.timer is not None:
-            self._timers.cancel(member.timer)
+        self._timers.cancel(member.timer)
+        self._characters -= sum(map(len, member.topics))
         group.group_epoch += 1
-        if group.members:
-            self._assign(group)
-        else:
+        group.is_stale = True  # the next heartbeat of another member assigns what it had
+        if not group.members:
             del self._groups[group_id]
         self._on_member_gone(group_id, member_id)
 
@@ -226,33 +265,49 @@ class ShareGroups:
         found = {name: self._topics.find(name) for name in names}
         return {name: tuple((topic.topic_id, number) for number in range(topic.partition_count)) for name, topic in found.items() if topic is not None}
 
-    def _with_initialized(self, group: ShareGroup, then: Callable[[], None]) -> None:
-        """Assign and call `then` when the start offsets of all partitions are in the log, or could not be written."""
-        places = [
-            place for of_topic in self._places(self._subscribed(group)).values() for place in of_topic if self._states.find(group.group_id, place) is None
-        ]
-        waiting = 1
+    def _with_initialized(self, group: ShareGroup, now_ms: int, then: Callable[[], None]) -> None:
+        """Assign if something has changed, and call `then`: at once, or when the start offsets of new partitions are in the log.
 
-        def on_written(_code: ErrorCode) -> None:
-            nonlocal waiting
-            waiting -= 1
-            if not waiting:
-                if group.members:
-                    self._assign(group)
+        At most `NEW_A_HEARTBEAT` partitions are new to one heartbeat; the others come with the next ones.
+        """
+        must_assign = group.is_stale or group.generation != self._topics.generation
+        if must_assign:
+            is_large = len(group.members) * sum(map(len, group.places.values())) > LARGE
+            if is_large and now_ms < group.assigned_ms + ASSIGNMENT_INTERVAL_MS:
                 then()
-
-        for place in places:
+                return
+            group.places, group.generation, group.is_stale = self._places(self._subscribed(group)), self._topics.generation, False
+            group.missing = deque(place for of_topic in group.places.values() for place in of_topic if self._states.find(group.group_id, place) is None)
+        steps: list[Any] = []
+        for _ in range(min(len(group.missing), NEW_A_HEARTBEAT)):
+            place = group.missing.popleft()
             bounds = self._topics.bounds(*place)
-            if bounds.error_code is ErrorCode.NONE:
-                waiting += 1
-                self._states.initialize(ShareKey(group.group_id, *place), self._topics.first_offset(bounds), on_written)
-        on_written(ErrorCode.NONE)
+            if bounds.error_code is not ErrorCode.NONE:
+                group.missing.append(place)
+                continue
+            steps.append(partial(self._initialize, group, place, self._topics.first_offset(bounds)))
 
-    def _assign(self, group: ShareGroup) -> None:
-        places = self._places(self._subscribed(group))
-        ready = {name: tuple(place for place in of_topic if self._states.find(group.group_id, place) is not None) for name, of_topic in places.items()}
+        def assign() -> None:
+            if group.members and (must_assign or steps):
+                self._assign(group, now_ms)
+            then()
+
+        _all(steps, assign)
+
+    def _initialize(self, group: ShareGroup, place: Place, start_offset: int, on_done: Callable[[], None]) -> None:
+        def on_written(code: ErrorCode) -> None:
+            if code is not ErrorCode.NONE:
+                group.missing.append(place)
+            on_done()
+
+        self._states.initialize(ShareKey(group.group_id, *place), start_offset, on_written)
+
+    def _assign(self, group: ShareGroup, now_ms: int) -> None:
+        group_id, find = group.group_id, self._states.find
+        ready = {name: tuple(place for place in of_topic if find(group_id, place) is not None) for name, of_topic in group.places.items()}
         targets = simple_targets({member.member_id: member.topics for member in group.members.values()}, ready)
-        group.places = ready
+        group.assigned_ms = now_ms
+        group.group_epoch += any(member.assigned != targets[member.member_id] for member in group.members.values())
         for member in group.members.values():
             member.assigned = targets[member.member_id]
 
@@ -277,7 +332,13 @@ class ShareGroups:
     # ---- from outside
 
     def describe(self, request: apis.ShareGroupDescribeRequest) -> apis.ShareGroupDescribeResponse:
-        return apis.ShareGroupDescribeResponse(groups=tuple([self._describe(group_id) for group_id in request.group_ids]))
+        described, left = [], DESCRIBED_MAX
+        for group_id in dict.fromkeys(request.group_ids):
+            group = self._groups.get(group_id)
+            left -= sum(1 + len(member.topics) + len(member.assigned) for member in group.members.values()) if group is not None else 0
+            text = f"The answer would be too long. Describe group {group_id} alone."
+            described.append(self._describe(group_id) if left > 0 else apis.DescribedShareGroup(ErrorCode.INVALID_REQUEST, text, group_id))
+        return apis.ShareGroupDescribeResponse(groups=tuple(described))
 
     def _describe(self, group_id: str) -> apis.DescribedShareGroup:
         if not self.has(group_id):
@@ -311,7 +372,7 @@ class ShareGroups:
     # ---- offsets, for administrators
 
     def describe_offsets(self, request: apis.DescribeShareGroupOffsetsRequest) -> apis.DescribeShareGroupOffsetsResponse:
-        return apis.DescribeShareGroupOffsetsResponse(groups=tuple([self._offsets_of(group) for group in request.groups]))
+        return apis.DescribeShareGroupOffsetsResponse(groups=tuple([self._offsets_of(group) for group in dict.fromkeys(request.groups)]))
 
     def _offsets_of(self, group: apis.ShareOffsetsGroup) -> apis.DescribedShareOffsets:
         if not self.has(group.group_id):

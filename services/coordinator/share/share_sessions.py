@@ -22,9 +22,11 @@ from services.coordinator.share.share_states import HostedShare, ShareStates
 
 FINAL_EPOCH: Final = -1
 READ_BYTES_MAX: Final = 1 << 20
-FETCH_BYTES_MAX: Final = 8 << 20
+FETCH_BYTES_MAX: Final = 2 << 20
 """A response beyond it has one batch more; it must fit into a frame of `coordinator.sock`."""
 BATCH_BYTES_MAX: Final = 32 << 20
+COLLECTED_BYTES_MAX: Final = 64 << 20
+"""Of all fetches under way; beyond it they are answered with what they have."""
 PLACES_MAX: Final = 2_000
 LOOKS_A_TURN: Final = 4_000
 """Partitions of fetches that wait."""
@@ -93,7 +95,7 @@ class _Fetch:
         self.to_read: deque[Place] = deque()
         self.records_left = request.max_records
         self.bytes_left = min(request.max_bytes, FETCH_BYTES_MAX)
-        self.has_records = False
+        self.size_bytes = 0
 
 
 class ShareSessions:
@@ -107,6 +109,7 @@ class ShareSessions:
         self._logs = logs
         self._sessions: dict[tuple[str, str], ShareSession] = {}
         self._parked: deque[_Fetch] = deque()
+        self._collected_bytes = 0
 
     @property
     def is_waiting(self) -> bool:
@@ -294,6 +297,8 @@ class ShareSessions:
 
     def _continue(self, fetch: _Fetch, now_ms: int) -> None:
         while fetch.to_read and fetch.records_left > 0 and fetch.bytes_left > 0 and not fetch.session.is_over:
+            if self._collected_bytes >= COLLECTED_BYTES_MAX:
+                break
             place = fetch.to_read.popleft()
             hosted = self._states.find(fetch.session.group_id, place)
             bounds = self._logs.bounds(*place)
@@ -307,7 +312,7 @@ class ShareSessions:
             if self._read(fetch, hosted, offset):
                 return
         fetch.to_read.clear()
-        if fetch.has_records or fetch.session.is_over or now_ms >= fetch.deadline_ms or any(result.error_code for result in fetch.results.values()):
+        if fetch.size_bytes or fetch.session.is_over or now_ms >= fetch.deadline_ms or any(result.error_code for result in fetch.results.values()):
             self._answer(fetch)
         else:
             self._parked.append(fetch)
@@ -351,7 +356,8 @@ class ShareSessions:
         data = read.data[sent[0].position : sent[-1].end_position]
         fetch.records_left -= sum(each.last_offset - each.first_offset + 1 for each in acquired)
         fetch.bytes_left -= len(data)
-        fetch.has_records = True
+        fetch.size_bytes += len(data)
+        self._collected_bytes += len(data)
         self._put(fetch, hosted.key[1:], records=data, acquired=tuple(apis.AcquiredRecords(*each) for each in acquired))
 
     def _put(self, fetch: _Fetch, place: Place, **fields: Any) -> None:
@@ -359,6 +365,7 @@ class ShareSessions:
         fetch.results[place] = result._replace(**fields)
 
     def _answer(self, fetch: _Fetch) -> None:
+        self._collected_bytes -= fetch.size_bytes
         topics: dict[TopicId, list[apis.SharePartitionResponse]] = {}
         for (topic_id, _), result in fetch.results.items():
             topics.setdefault(topic_id, []).append(result)

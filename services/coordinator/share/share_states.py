@@ -156,6 +156,10 @@ class ShareStates:
 
     def persist(self, hosted: HostedShare, on_written: OnWritten | None = None) -> None:
         """Write a snapshot after the one under way, if there is one."""
+        if hosted.is_gone:
+            if on_written is not None:
+                on_written(ErrorCode.NOT_COORDINATOR)
+            return
         if on_written is not None:
             hosted.waiting.append(on_written)
         if not hosted.is_writing:
@@ -180,7 +184,7 @@ class ShareStates:
             share.end_write(number, code is ErrorCode.NONE)
             for on_written in waiting:
                 on_written(code)
-            if hosted.waiting and not hosted.is_writing:
+            if hosted.waiting and not hosted.is_writing and not hosted.is_gone:
                 self._begin_write(hosted)
             self.watch_locks(hosted)
             self._on_available()
@@ -188,7 +192,7 @@ class ShareStates:
         self._log.append(hosted.state_partition, (SHARE_SNAPSHOT.record(hosted.key, hosted.snapshot),), on_appended, timeout_ms=WRITE_TIMEOUT_MS)
 
     def delete(self, hosted: HostedShare, on_written: OnWritten) -> None:
-        """Forget a share partition, in the log too."""
+        """Forget a share partition, in the log too: the tombstone comes behind the write under way, and no other follows."""
         self._forget(hosted)
         self._log.append(hosted.state_partition, (SHARE_SNAPSHOT.record(hosted.key, None),), on_written, timeout_ms=WRITE_TIMEOUT_MS)
 
@@ -224,6 +228,10 @@ class ShareStates:
 
     def _forget(self, hosted: HostedShare) -> None:
         hosted.is_gone = True
+        self._timers.cancel(hosted.timer)
+        waiting, hosted.waiting = hosted.waiting, []
+        for on_written in waiting:
+            on_written(ErrorCode.NOT_COORDINATOR)
         shares = self._by_group.get(hosted.key.group_id, {})
         if shares.get(hosted.key[1:]) is hosted:
             del shares[hosted.key[1:]]

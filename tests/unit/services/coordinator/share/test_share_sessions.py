@@ -11,7 +11,7 @@ from appliance.protocol.topic_partitions import TopicIdPartitions
 from appliance.runtime.timers import Timers
 from services.coordinator.groups.member import ClientIdentity
 from services.coordinator.groups.ports import KnownTopic
-from services.coordinator.share.share_groups import LogBounds, ShareGroups, ShareSettings, simple_targets
+from services.coordinator.share.share_groups import NEW_A_HEARTBEAT, LogBounds, ShareGroups, ShareSettings, simple_targets
 from services.coordinator.share.share_partition import ACCEPT, RELEASE, RENEW, ShareLimits
 from services.coordinator.share.share_sessions import OnRead, ReadBatch, SharedRead, ShareSessions
 from services.coordinator.share.share_states import ShareStates
@@ -30,6 +30,7 @@ class World:
         self.log = log or LogInMemory()
         self.now_ms = 1_000_000
         self.high_watermark = 6
+        self.generation = 1
         self.can_read = True
         self.timers = Timers()
         settings = ShareSettings(group_share_max_size=2, group_share_max_share_sessions=sessions_max)
@@ -264,3 +265,36 @@ def test_administrators_see_move_and_delete_what_an_empty_group_has_done() -> No
     world.groups.delete_group("workers", codes.append)
     world.log.answer_all()
     assert codes == [ErrorCode.NONE] and not world.groups.has("workers") and not World(world.log).groups.has("workers")
+
+
+def test_a_partition_that_was_deleted_while_it_was_written_stays_deleted() -> None:
+    world = World()
+    world.join()
+    world.fetch(0)
+    first, second = world.acknowledge(1, (0, 1, (ACCEPT,))), world.acknowledge(2, (2, 3, (ACCEPT,)))
+    world.groups.on_topic_deleted(TOPIC)
+    world.log.answer_all()
+    assert (code_of(first), code_of(second)) == (ErrorCode.NONE, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    assert not World(world.log).groups.has("workers")
+
+
+def test_a_session_has_partitions_of_its_group_only_and_a_request_each_of_them_once() -> None:
+    world = World()
+    world.join()
+    assert code_of(world.fetch(0, partition=7)) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    part = apis.SharePartitionRequest(0, (apis.AcknowledgementBatch(0, 0, (ACCEPT,)),))
+    twice = world.fetch(1, topics=(apis.ShareTopicRequest(TOPIC, (part, part)),))
+    assert twice.only.topics[0].partitions[0].acknowledge_error_code == ErrorCode.INVALID_REQUEST
+    assert acquired(twice) == [(0, 5, 1)]
+
+
+def test_a_large_topic_is_assigned_in_parts() -> None:
+    world = World()
+    world.find = lambda topic: KnownTopic(TOPIC, NEW_A_HEARTBEAT + 1)  # type: ignore[method-assign]
+    joined = world.join()
+    assert len(joined.assignment.topic_partitions[0].partitions) == NEW_A_HEARTBEAT
+    world.now_ms += 5_000
+    more = world.heartbeat(member_epoch=joined.member_epoch, topics=None)
+    world.log.answer_all()
+    assert len(more.only.assignment.topic_partitions[0].partitions) == NEW_A_HEARTBEAT + 1
+    assert world.heartbeat(member_epoch=more.only.member_epoch, topics=None).only.member_epoch == more.only.member_epoch
