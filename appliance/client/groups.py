@@ -14,7 +14,16 @@ from appliance.client.admin import list_offsets, try_list_offsets
 from appliance.client.cluster import ClusterClient
 from appliance.client.coordinator import GROUP, CoordinatorClient, ask_every_broker, by_topic, first_error
 from appliance.client.errors import ClientFailed, refused
-from appliance.client.messages import CONSUMER_GROUP_DESCRIBE, DELETE_GROUPS, DESCRIBE_GROUPS, LIST_GROUPS, OFFSET_COMMIT, OFFSET_FETCH
+from appliance.client.messages import (
+    CONSUMER_GROUP_DESCRIBE,
+    DELETE_GROUPS,
+    DESCRIBE_GROUPS,
+    DESCRIBE_SHARE_GROUP_OFFSETS,
+    LIST_GROUPS,
+    OFFSET_COMMIT,
+    OFFSET_FETCH,
+    SHARE_GROUP_DESCRIBE,
+)
 from appliance.protocol.consumer_group_apis import ConsumerGroupDescribeRequest, ConsumerGroupMember
 from appliance.protocol.group_apis import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
 from appliance.protocol.group_offset_apis import (
@@ -27,10 +36,12 @@ from appliance.protocol.group_offset_apis import (
     OffsetFetchResponse,
 )
 from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
+from appliance.protocol.share_apis import DescribeShareGroupOffsetsRequest, ShareGroupDescribeRequest, ShareOffsetsGroup
 
 NEW_PROTOCOL = "consumer"
 MIRROR_PREFIX = "millrace-mirror."
 """Groups and transactional ids of mirrors begin so. Their offsets are positions in the source, and no lag follows from them."""
+SHARE_PROTOCOL = "share"
 _NO_GENERATION = -1
 
 
@@ -94,6 +105,8 @@ def describe_group(cluster: ClusterClient, group_id: str) -> GroupDescription:
         )
         group = described.groups[0]
         return GroupDescription(group_id, group.group_state, NEW_PROTOCOL, group.assignor_name, tuple(map(_consumer_member, group.members)))
+    if listed.group_type == SHARE_PROTOCOL:
+        return _described_shares(coordinator, group_id, doing)
     body = coordinator.ask(DESCRIBE_GROUPS, DescribeGroupsRequest((group_id,)), doing, lambda body: (body.groups[0].error_code, None))
     classic = body.groups[0]
     members = tuple(
@@ -107,6 +120,50 @@ def describe_group(cluster: ClusterClient, group_id: str) -> GroupDescription:
         for member in classic.members
     )
     return GroupDescription(group_id, classic.group_state, "classic", classic.protocol_name, members)
+
+
+def _described_shares(coordinator: CoordinatorClient, group_id: str, doing: str) -> GroupDescription:
+    request = ShareGroupDescribeRequest((group_id,))
+    described = coordinator.ask(SHARE_GROUP_DESCRIBE, request, doing, lambda body: (body.groups[0].error_code, body.groups[0].error_message))
+    group = described.groups[0]
+    members = tuple(
+        GroupMember(
+            member.member_id,
+            None,
+            member.client_id,
+            member.client_host,
+            tuple(sorted(TopicPartition(topic.topic, partition) for topic in member.assignment.topic_partitions for partition in topic.partitions)),
+            member.member_epoch,
+        )
+        for member in group.members
+    )
+    return GroupDescription(group_id, group.group_state, SHARE_PROTOCOL, group.assignor_name, members)
+
+
+def _share_progress(cluster: ClusterClient, group_id: str, described: GroupDescription) -> list[dict[str, Any]]:
+    """As `group_progress`. What is committed is the share-partition start offset; the coordinator knows the lag, and a partition may have several members."""
+    request = DescribeShareGroupOffsetsRequest((ShareOffsetsGroup(group_id),))
+    coordinator = CoordinatorClient(cluster, GROUP, group_id)
+    doing = f"read the offsets of group {group_id!r}"
+    body = coordinator.ask(DESCRIBE_SHARE_GROUP_OFFSETS, request, doing, lambda body: (body.groups[0].error_code, body.groups[0].error_message))
+    found = {TopicPartition(topic.topic, each.partition): each for topic in body.groups[0].topics for each in topic.partitions if each.error_code == 0}
+    ends, _trouble = try_list_offsets(cluster, _existing(cluster, found), LATEST_TIMESTAMP)
+    rows = []
+    for partition, each in sorted(found.items()):
+        readers = [member for member in described.members if partition in member.partitions]
+        rows.append(
+            {
+                "group": group_id,
+                "topic": partition.topic,
+                "partition": partition.partition,
+                "committed_offset": each.start_offset if each.start_offset >= 0 else None,
+                "end_offset": ends[partition].offset if partition in ends else None,
+                "lag": each.lag if each.lag >= 0 else None,
+                "member": ", ".join(member.member_id for member in readers) or None,
+                "host": ", ".join(dict.fromkeys(member.client_host for member in readers)) or None,
+            }
+        )
+    return rows
 
 
 def _consumer_member(member: ConsumerGroupMember) -> GroupMember:
@@ -150,6 +207,8 @@ def delete_group(cluster: ClusterClient, group_id: str) -> None:
 
 def group_progress(cluster: ClusterClient, group_id: str, described: GroupDescription) -> list[dict[str, Any]]:
     """A row for each partition that the group has an offset of, or a member for. `lag` is None where either end is not known."""
+    if described.group_type == SHARE_PROTOCOL:
+        return _share_progress(cluster, group_id, described)
     readers = {partition: member for member in described.members for partition in member.partitions}
     committed = committed_offsets(cluster, group_id)
     partitions = sorted(readers.keys() | committed.keys())
@@ -175,10 +234,12 @@ def group_progress(cluster: ClusterClient, group_id: str, described: GroupDescri
 
 
 def group_lags(cluster: ClusterClient, groups: Iterable[GroupListing]) -> dict[str, int | None]:
-    """Return the records that each group has still to read, in all; None where its coordinator does not
+    """Return the records that each group but share groups has still to read, in all; None where its coordinator does not
     answer, or no partition's end is known. One request to each coordinator, and to each leader."""
     by_coordinator: dict[int, list[str]] = {}
     for group in groups:
+        if group.group_type == SHARE_PROTOCOL:
+            continue
         by_coordinator.setdefault(group.coordinator, []).append(group.group_id)
     committed: dict[str, dict[TopicPartition, int]] = {}
     for coordinator, names in by_coordinator.items():

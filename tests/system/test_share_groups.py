@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from lab import client_packages
-from lab.running_box import RunningBox, eventually
+from lab.running_box import RunningBox, environment, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -103,6 +106,13 @@ class Jobs:
         return range(self.count - len(values), self.count)
 
 
+def _json(box: RunningBox, *arguments: str) -> Any:
+    command = [sys.executable, "-P", "-m", "appliance.command.main", "group", *arguments, "--bootstrap", box.bootstrap, "--json"]
+    answer = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout)
+
+
 def test_what_was_acknowledged_never_comes_again_and_everything_else_does(start: Callable[..., RunningBox], members: list[Member]) -> None:
     if reason := client_packages.missing_java4():
         pytest.skip(reason)
@@ -144,5 +154,11 @@ def test_what_was_acknowledged_never_comes_again_and_everything_else_does(start:
         return bool(third.received()) and len(second.received()) > 1
 
     eventually(both_have_some, "both members get records", SECONDS)
+    # what `millrace group` shows of them
+    described = _json(box, "describe", "workers")
+    assert (described["state"], described["group_type"], len(described["members"])) == ("Stable", "share", 2)
+    (row,) = described["partitions"]
+    assert (row["committed_offset"], row["end_offset"], row["lag"]) == (jobs.count, jobs.count, 0) and ", " in row["member"]
     assert [second.end(), third.end()] == [0, 0]
+    assert [(group["group_id"], group["state"], group["group_type"]) for group in _json(box, "list")] == [("workers", "Empty", "share")]
     assert sorted([*second.received(), *third.received()]) == [stopped, *range(begin, jobs.count)]
