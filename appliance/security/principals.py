@@ -82,7 +82,7 @@ class ActingFor(NamedTuple):
     def unpack(cls, packed: bytes) -> ActingFor:
         """Inverse of `pack`. Raises ValueError for other bytes."""
         texts = packed.decode().split("\0")
-        if len(texts) != len(cls._fields) or not texts[0] or not packed_address(texts[1]):
+        if len(texts) != len(cls._fields) or not texts[0] or not texts[1].isprintable() or not packed_address(texts[1]):
             raise ValueError("no user at an address")
         return cls(*texts)
 

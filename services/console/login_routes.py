@@ -22,7 +22,7 @@ from appliance.base.errors import MillraceError
 from appliance.security.principals import LOCAL_NAMES, ActingFor
 from appliance.security.scram import NAME_MAX
 from appliance.senders.sender_accounts import network_of
-from services.console.kafka_workers import KafkaWorkers
+from services.console.kafka_workers import WORKERS_MAX, KafkaWorkers
 from services.console.pages import Page, whole_page
 from services.console.person_guard import LOGIN_PATH, LOGOUT_PATH, PERSON, VISITOR, Persons, Visitor, person_of
 from services.console.persons import LoginAttempts, Person, Role
@@ -79,6 +79,7 @@ class LoginRoutes:
         self._headers = headers | {"Content-Security-Policy": policy, "Cache-Control": "no-store", "Referrer-Policy": "same-origin"}
         self._now_ms = now_ms
         self._attempts = LoginAttempts()
+        self._checks = asyncio.Semaphore(WORKERS_MAX)
         self._page = whole_page(LOGIN_PAGE).decode()
 
     def routes(self) -> list[Route]:
@@ -134,7 +135,8 @@ class LoginRoutes:
         person = ActingFor(user, visitor.address, password=password)
         if not user or len(user) > NAME_MAX or user.startswith(LOCAL_NAMES) or not password or "\0" in user + password:
             return None
-        tag: str | None = await self._workers.ask(lambda cluster: _log_in(cluster, person))
+        async with self._checks:
+            tag: str | None = await self._workers.ask(lambda cluster: _log_in(cluster, person))
         return tag
 
     def _begin(self, request: Request, visitor: Visitor, user: str, tag: str, goes_on: str) -> Response:

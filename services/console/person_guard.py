@@ -71,7 +71,7 @@ class Proxies(NamedTuple):
             return Visitor(peer, why_unsafe="a password would cross the network in clear text: use a proxy with HTTPS, or ssh -L")
         address, protocols = peer, _values(headers, b"x-forwarded-proto")
         for part in reversed(",".join(_values(headers, b"x-forwarded-for")).split(",")):
-            hop = part.strip().removeprefix("[").removesuffix("]")
+            hop = part.strip().removeprefix("[").removesuffix("]").partition("%")[0]
             if not packed_address(hop):
                 break
             address = hop

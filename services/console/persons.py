@@ -160,7 +160,8 @@ FAILURES_KEPT: Final = 4_096
 
 class LoginAttempts:
     """Delays refused logins, by the failures of the network and of the name in the last quarter of an
-    hour; a right password is never delayed. Weak: many networks may try one name, each for itself."""
+    hour; a right password is never delayed. Weak: many networks may try one name, each for itself, and
+    sixteen that try without end leave others no attempt."""
 
     def __init__(self) -> None:
         self._under_way: Tally[str | bytes] = Tally()

@@ -22,7 +22,7 @@ from appliance.security.principals import ActingFor
 from services.console.access import Access
 from services.console.application import make_application
 from services.console.kafka_routes import CHANGES, READS
-from services.console.kafka_workers import KafkaWorkers
+from services.console.kafka_workers import WORKERS_MAX, KafkaWorkers
 from services.console.login_routes import Users
 from services.console.pages import PAGES
 from services.console.person_guard import LOGIN_PATH, LOGOUT_PATH, Persons, Proxies
@@ -121,8 +121,8 @@ class Answer(NamedTuple):
 class Console:
     """The application with users."""
 
-    def __init__(self, has_authorizer: bool = True) -> None:
-        self.workers, self.logins = Workers(), Logins()
+    def __init__(self, has_authorizer: bool = True, logins: Logins | None = None) -> None:
+        self.workers, self.logins = Workers(), logins or Logins()
         self.persons = Persons(ROLES, Proxies(read_networks(f"{PROXY}, 10.0.0.3"), "X-User"), b"k" * 32, "millrace-b0b")
         self.counted: list[bool] = []
         self.refused: list[str] = []
@@ -559,6 +559,45 @@ def test_a_search_asks_whether_the_person_may_read_the_topic(answer: tuple[int, 
 
 
 # ---- a proxy that names users
+
+
+@pytest.mark.parametrize(
+    ("forwarded", "address"),
+    [
+        ("192.0.2.1", "192.0.2.1"), ("6.6.6.6, 192.0.2.1", "192.0.2.1"), ("192.0.2.1, 10.0.0.3", "192.0.2.1"), ("[2001:db8::1]", "2001:db8::1"), ("", PROXY),
+        ("192.0.2.1%x\nUser:anna", "192.0.2.1"), ("192.0.2.1, nonsense", PROXY), ("10.0.0.3", "10.0.0.3"), (["6.6.6.6", "192.0.2.1"], "192.0.2.1"),
+    ],
+)  # fmt: skip
+def test_a_person_is_at_the_last_address_that_is_no_proxy(forwarded: str | list[str], address: str) -> None:
+    """What clients of the proxy send comes before it."""
+    console = Console()
+    assert console.ask("/api/topic?topic=x", client=PROXY, x_user="anna", x_forwarded_for=forwarded).status == 200
+    assert console.workers.asked == [ActingFor("anna", address)]
+
+
+def test_more_logins_than_threads_wait_for_one() -> None:
+    under_way: list[int] = []
+
+    class Counting(Logins):
+        running_now = 0
+
+        async def ask(self, question: Callable[[ClusterClient], Any], needs_broker: bool = True, person: ActingFor | None = None) -> Any:
+            self.running_now += 1
+            under_way.append(self.running_now)
+            await asyncio.sleep(0)
+            self.running_now -= 1
+            return await super().ask(question, needs_broker, person)
+
+    console = Console(logins=Counting())
+
+    async def run() -> None:
+        body = urlencode({"user": "vera", "password": "v"}).encode()
+        https: dict[str, Any] = FORM | {"x-forwarded-proto": "https"}
+        asked = [console.asked(LOGIN_PATH, "POST", body, PROXY, **https, x_forwarded_for=f"192.0.2.{number}") for number in range(3 * WORKERS_MAX)]
+        assert {answer.status for answer in await asyncio.gather(*asked)} == {303}
+
+    asyncio.run(run())
+    assert max(under_way) == WORKERS_MAX and len(under_way) == 3 * WORKERS_MAX
 
 
 def test_a_proxy_names_the_user_and_needs_the_token_all_the_same() -> None:
