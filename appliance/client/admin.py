@@ -154,7 +154,7 @@ def settings_of_topics(cluster: ClusterClient, names: Iterable[str]) -> dict[str
 
 
 def describe_configs(cluster: ClusterClient, broker_id: BrokerId, resource: ResourceToDescribe, doing: str, documented: bool = False) -> list[DescribedConfig]:
-    request = DescribeConfigsRequest((resource,), include_documentation=documented)
+    request = DescribeConfigsRequest((resource,), True, documented)
     body = cluster.ask_broker(broker_id, DESCRIBE_CONFIGS, request)
     for result in body.results:
         if result.error_code != ErrorCode.NONE:

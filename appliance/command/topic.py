@@ -30,6 +30,7 @@ from appliance.command.topic_trim import trim
 if TYPE_CHECKING:
     from appliance.client.admin import DescribedTopic
     from appliance.client.cluster import ClusterClient, ClusterMetadata, TopicMetadata
+    from appliance.protocol.config_apis import DescribedConfig
 
 
 def elect(
@@ -223,30 +224,45 @@ def replicas_text(topic: TopicMetadata) -> str:
     return str(counts[0]) if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
 
 
+SOURCES = {
+    "TOPIC": "topic",
+    "DYNAMIC_BROKER": "box, altered",
+    "DYNAMIC_DEFAULT_BROKER": "all boxes, altered",
+    "STATIC_BROKER": "settings file",
+    "DEFAULT": "default",
+}
+"""Where a setting's value comes from, by the names of `ConfigSource`."""
+
+
 def describe(
     name: NameArgument,
     as_json: JsonOption = False,
+    output: Annotated[
+        str | None, option("--output", "-o", metavar="wide", help="wide: also each setting that holds for the topic, and where it comes from.")
+    ] = None,
     bootstrap: BootstrapOption = None,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Show a topic's id, each partition's leader, replicas and offsets, and the settings that were set on the topic itself."""
     require_topic_name(name)
+    if output not in (None, "wide"):
+        raise UsageProblem(f"--output: there is no form {output!r}; there is wide (for programs: --json)")
     with open_cluster(bootstrap, data, config) as cluster:
-        from appliance.client.admin import describe_topic, topic_settings
+        from appliance.client.admin import describe_topic, topic_configs
         from appliance.client.errors import VersionUnsupported
 
         described = describe_topic(cluster, name)
         try:
-            settings: dict[str, str] | None = topic_settings(cluster, name).own
+            configs: list[DescribedConfig] | None = sorted(topic_configs(cluster, name))
         except VersionUnsupported as error:
-            settings = None
+            configs = None
             say(f"millrace: no settings are shown: {error}")
     if as_json:
-        sys.stdout.write(json.dumps(description_document(described, settings), indent=2) + "\n")
+        sys.stdout.write(json.dumps(description_document(described, configs), indent=2) + "\n")
         return
     topic_id = described.topic.topic_id
-    own = "".join(f"  {key}={value}" for key, value in (settings or {}).items())
+    own = "".join(f"  {key}={value}" for key, value in (own_settings(configs) or {}).items())
     print(f"topic {name}  id {topic_id or NOTHING}  {plural(len(described.partitions), 'partition')}{own}")
     rows = []
     for metadata, start, end in described.partitions:
@@ -263,10 +279,31 @@ def describe(
     columns = [Column("partition", is_number=True), Column("leader", is_number=True), Column("epoch", is_number=True), Column("replicas"), Column("isr"),
                Column("start offset", is_number=True), Column("end offset", is_number=True), Column("records", is_number=True)]  # fmt: skip
     print_table(columns, rows)
+    if output is not None:
+        print()
+        effective = [[each.name, NOTHING if each.value is None else each.value, source_text(each)] for each in configs or []]
+        print_table([Column("setting"), Column("value"), Column("from")], effective)
 
 
-def description_document(described: DescribedTopic, settings: dict[str, str] | None) -> dict[str, Any]:
-    """What `describe` shows, for programs; `settings` None where the broker does not tell them."""
+def own_settings(configs: list[DescribedConfig] | None) -> dict[str, str] | None:
+    return None if configs is None else {each.name: each.value or "" for each in configs if source_of(each) == "TOPIC"}
+
+
+def source_of(config: DescribedConfig) -> str:
+    from appliance.protocol.config_apis import ConfigSource
+
+    return ConfigSource(config.config_source).name if config.config_source in list(ConfigSource) else ""
+
+
+def source_text(config: DescribedConfig) -> str:
+    """Return where a value comes from, and the setting of the box that gives it, if that has another name."""
+    text = SOURCES.get(source_of(config), NOTHING)
+    giving = next((each.name for each in config.synonyms), config.name)
+    return text if giving == config.name else f"{text} ({giving})"
+
+
+def description_document(described: DescribedTopic, configs: list[DescribedConfig] | None) -> dict[str, Any]:
+    """What `describe` shows, for programs; `configs` None where the broker does not tell them."""
     partitions = [
         {
             "partition": metadata.partition,
@@ -280,7 +317,9 @@ def description_document(described: DescribedTopic, settings: dict[str, str] | N
         for metadata, start, end in described.partitions
     ]
     topic_id = described.topic.topic_id
-    return {"topic": described.topic.name, "id": str(topic_id) if topic_id else None, "settings": settings, "partitions": partitions}
+    effective = {each.name: {"value": each.value, "from": source_text(each)} for each in configs or []}
+    document = {"topic": described.topic.name, "id": str(topic_id) if topic_id else None, "settings": own_settings(configs)}
+    return {**document, "effective_settings": effective, "partitions": partitions}
 
 
 def delete(

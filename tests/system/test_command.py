@@ -87,6 +87,11 @@ def test_a_topic_is_created_altered_and_deleted(millrace: Millrace) -> None:
     assert "3 partitions" in described[0]
     assert sum(int(line.split()[6]) for line in described[2:]) == 20_000
     assert [b"numbers", b"3", b"1", b"ok"] in [line.split() for line in millrace("topic", "list").stdout.splitlines()]
+    wide = [line.split(maxsplit=2) for line in millrace("topic", "describe", "numbers", "-o", "wide").stdout.splitlines()]
+    assert [b"retention.ms", b"3600000", b"topic"] in wide and [b"segment.bytes", b"1073741824", b"default (log.segment.bytes)"] in wide
+    listed = {each["topic"]: each for each in json.loads(millrace("topic", "list", "--json").stdout)["topics"]}
+    assert (listed["numbers"]["partitions"], listed["numbers"]["state"]) == (3, "ok")
+    assert json.loads(millrace("box", "list", "--json").stdout)["boxes"][0]["state"] == "controller"
     tailed = millrace("topic", "tail", "numbers", "--from-beginning", "--max", "20000", "--keys")
     values = [int(line.split(b"\t")[1]) for line in tailed.stdout.splitlines()]
     assert sorted(values) == list(range(20_000))
