@@ -48,7 +48,7 @@ from services.console.box_sample import BoxReader
 from services.console.console_connections import ConsoleConnections, bounded_protocol
 from services.console.console_groups import GroupQuestions
 from services.console.console_host import HostFigures
-from services.console.kafka_workers import KafkaWorkers, own_kafka, security_of
+from services.console.kafka_workers import KafkaWorkers, local_kafka, own_kafka, security_of
 from services.console.login_routes import Users
 from services.console.person_guard import Persons, Proxies
 from services.console.persons import Roles
@@ -205,7 +205,7 @@ def _workers(context: ServiceContext) -> KafkaWorkers:
         partial(_count_refused, context.counters, "busy"),
         security=partial(security_of, context.box),
         on_failed=partial(_log_failed, context),
-        local=context.layout.kafka_socket,
+        local=local_kafka(context.box, context.layout),
     )
 
 
@@ -218,7 +218,7 @@ def _users(context: ServiceContext) -> Users | None:
     proxies = Proxies(read_networks(networks) if networks else (), box.text("http.proxy.user.header"))
     cookie = f"millrace-{hashlib.blake2b(box.box.encode(), digest_size=4).hexdigest()}"  # boxes on one machine share their cookies
     persons = Persons(Roles.of(box), proxies, secrets.token_bytes(32), cookie)
-    logins = KafkaWorkers((context.layout.kafka_socket, 0), partial(_count_refused, context.counters, "logins"))
+    logins = KafkaWorkers((local_kafka(box, context.layout), 0), partial(_count_refused, context.counters, "logins"))
     done, failed = context.counters.counter("console.logins"), context.counters.counter("console.login_failures")
     return Users(persons, logins, lambda is_done: (done if is_done else failed).add())
 

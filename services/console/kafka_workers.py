@@ -41,7 +41,12 @@ Question = Callable[["ClusterClient"], Any]
 def own_kafka(box: Box, layout: BoxLayout) -> tuple[str, int]:
     """Return where the console reaches its box: host and port, or the path of the Unix socket and 0
     if the first listener needs TLS or a login."""
-    return box.local_kafka if box.kafka_listeners[0].protocol == PLAINTEXT else (layout.administration_socket(box.managed_by == SYSTEMD), 0)
+    return box.local_kafka if box.kafka_listeners[0].protocol == PLAINTEXT else (local_kafka(box, layout), 0)
+
+
+def local_kafka(box: Box, layout: BoxLayout) -> str:
+    """Return the path of the Unix socket of the box."""
+    return layout.administration_socket(box.managed_by == SYSTEMD)
 
 
 def security_of(box: Box, person: ActingFor | None = None) -> ClientSecurity | None:
