@@ -354,6 +354,14 @@ _NETWORK_ROWS = (
         "more machines may pass for a box",
     ),
     SettingRow(
+        "cluster.networks",
+        "",
+        "",
+        "networks of all boxes and members of ZooKeeper, and of what resolves their names: under systemd, processes of a box that has others connect to "
+        "no other address. Empty: to any",
+        "more addresses that a process which was taken over reaches",
+    ),
+    SettingRow(
         "authorizer.class.name",
         "",
         "",

@@ -298,9 +298,10 @@ def relation_problems(settings: dict[str, SettingValue]) -> list[str]:
             if user.strip() and ":" not in user:
                 problems.append(f"{name} has {user.strip()!r}; principals have the form User:NAME, and semicolons between them")
     problems += _proxy_problems(str(settings["http.proxy.networks"]), str(settings["http.proxy.user.header"]), any(settings[name] for name in roles))
-    for part in split_networks(str(settings["zookeeper.allowed.addresses"])):
-        if not is_network(part):
-            problems.append(f"zookeeper.allowed.addresses has {part!r}; it must be an address, or a network as in 10.0.0.0/24")
+    for name in ("zookeeper.allowed.addresses", "cluster.networks"):
+        for part in split_networks(str(settings[name])):
+            if not is_network(part):
+                problems.append(f"{name} has {part!r}; it must be an address, or a network as in 10.0.0.0/24")
     for part in table_locations(str(settings["tables.locations"])):
         if posixpath.normpath(part) != part or not _FITS_UNIT_FILE.fullmatch(part):
             problems.append(f"tables.locations has {part!r}; write whole paths of directories, from / on, without .., blanks, quotes, \\ and % in them")

@@ -86,6 +86,7 @@ def plan_units(box: Box, mount_points: Mapping[str, str], load: str = "") -> Uni
     state = box.state_directory
     hidden = f"InaccessiblePaths=-{state}/zookeeper -{secret_path(state)}"  # what exists when the unit starts
     own_network = [] if has_own_network(box) else ["PrivateNetwork=no"]
+    others = [] if is_alone(box) else _cluster_addresses(box)
     drop_ins = {
         TARGET: _section("Unit", [*(f"Wants={unit}" for unit in [*SOCKET_UNITS, *map(kafka_unit, further), *map(sender_unit, box.sender_sockets)]), *wanted]),
         "millrace-kafka.socket": _listens("ListenStream", numeric_address(first.address), first.port),
@@ -94,8 +95,8 @@ def plan_units(box: Box, mount_points: Mapping[str, str], load: str = "") -> Uni
         "millrace-syslog-udp.socket": _listens("ListenDatagram", listen, box.syslog_port),
         "millrace-ingest-http.socket": _listens("ListenStream", listen, box.ingest_port),
         "millrace-supervisor.service": _section("Unit", [f"RequiresMountsFor={state}", "ConditionPathExists=", *wanted])
-        + _section("Service", [f"Environment={SETTINGS_MARK_VARIABLE}={settings_mark(box)}", "ReadOnlyPaths=", *_writes(state, *disks), *own_network]),
-        "millrace-controller.service": _section("Service", [*_writes(state), *([] if is_alone(box) else ANY_ADDRESS), *own_network]),
+        + _section("Service", [f"Environment={SETTINGS_MARK_VARIABLE}={settings_mark(box)}", "ReadOnlyPaths=", *_writes(state, *disks), *own_network, *others]),
+        "millrace-controller.service": _section("Service", [*_writes(state), *others, *own_network]),
         "millrace-console.service": _section("Service", [*_writes(f"-{state}/{CONSOLE_STATE}"), hidden, *_console_addresses(box, listen)]),
         # copies between clusters that may be elsewhere: it needs no box here
         "millrace-mirror@.service": _section("Unit", ["ConditionPathExists=", "ConditionPathExists=/etc/millrace/mirror/%i.toml"])
@@ -104,9 +105,9 @@ def plan_units(box: Box, mount_points: Mapping[str, str], load: str = "") -> Uni
     }
     network = [] if is_alone(box) else ["PrivateNetwork=no"]
     for unit in ("millrace-acceptor@.service", "millrace-coordinator.service", "millrace-replica-fetcher.service"):
-        drop_ins[unit] = _section("Service", [hidden, *network])
-    if not network and any(tokens.needs_network for listener in box.kafka_listeners if (tokens := TokenSettings.of(listener, box)) is not None):
-        drop_ins["millrace-acceptor@.service"] += _lines(["PrivateNetwork=no"])
+        drop_ins[unit] = _section("Service", [hidden, *network, *others])
+    if any(tokens.needs_network for listener in box.kafka_listeners if (tokens := TokenSettings.of(listener, box)) is not None):
+        drop_ins["millrace-acceptor@.service"] += _lines(["PrivateNetwork=no", *ANY_ADDRESS])
     if further:
         drop_ins["millrace-acceptor@.service"] += _lines([f"Sockets={' '.join(map(kafka_unit, further))}"])
     if box.embedded_zookeeper:
@@ -164,7 +165,7 @@ def _zookeeper_addresses(box: Box) -> list[str]:
         return []
     hosts = [member.plain_host for member in box.ensemble]
     if not all(is_network(host) for host in hosts):
-        return ANY_ADDRESS
+        return _cluster_addresses(box)
     return [f"IPAddressAllow={' '.join([*hosts, *split_networks(box.text('zookeeper.allowed.addresses'))])}"]
 
 
@@ -173,7 +174,15 @@ def _own_addresses(box: Box, own: str) -> list[str]:
     `own`, and in a cluster any box. systemd accepts addresses only: a host name may be any."""
     if own in (*_WILDCARDS, "localhost") and is_alone(box):
         return []
-    return [f"IPAddressAllow={own}"] if is_alone(box) and is_network(own) else ANY_ADDRESS
+    return [f"IPAddressAllow={own}"] if is_alone(box) and is_network(own) else _cluster_addresses(box, own)
+
+
+def _cluster_addresses(box: Box, own: str = "") -> list[str]:
+    """Return the addresses that a process may connect to which reaches any box of the cluster, and the acceptors of its own at `own`."""
+    networks = split_networks(box.text("cluster.networks"))
+    if not networks or (own and not is_network(own)):
+        return ANY_ADDRESS
+    return ["IPAddressDeny=any", f"IPAddressAllow=localhost {' '.join([*networks, *([own] if own not in ('', *_WILDCARDS) else [])])}"]
 
 
 def _console_addresses(box: Box, listen: str) -> list[str]:
@@ -266,6 +275,8 @@ def settings_mark(box: Box) -> str:
         told.append(box.table_locations)
     if alerts := urlsplit(box.text("alerts.url")).hostname:
         told.append(alerts)
+    if networks := box.text("cluster.networks"):
+        told.append(networks)
     return f"{zlib.crc32(json.dumps([told, disks, box.integer('zookeeper.heap.mb')]).encode()):08x}"
 
 

@@ -13,10 +13,12 @@ from confluent_kafka.admin import AdminClient
 from appliance.storage.page_cache import has_cachestat
 from lab.installed_box import copy_sources, why_not_installed
 from lab.installed_cluster import ClusterMachine, InstalledCluster, side_by_side, three_machines
+from lab.machine import NETWORK
 from lab.machine import why_not as why_no_machines
 from lab.running_box import eventually
 from lab.systemd_box import why_not
 from tests.systemd.cluster_on_boxes import load_on_cluster
+from tests.unit.runtime.test_unit_files import kind_of
 
 REASON = why_not() or why_no_machines() or why_not_installed()
 pytestmark = [pytest.mark.system, pytest.mark.deep, pytest.mark.alone, pytest.mark.skipif(bool(REASON), reason=REASON)]
@@ -70,6 +72,20 @@ def test_three_boxes_are_one_cluster_by_their_settings_alone_and_no_unit_had_to_
         listed = machine.millrace("box", "list").stdout
         assert all(other.host in listed for other in cluster.machines.values()), listed
         assert machine.box.unit("millrace.target")["ActiveState"] == "active"
+
+
+def test_boxes_that_name_their_networks_serve_each_other_with_little_exposed(cluster: InstalledCluster) -> None:
+    for machine in cluster.machines.values():
+        machine.edit_settings(lambda text: f'"cluster.networks" = "{NETWORK}.0/24"\n{text}')
+        machine.box.run("systemctl restart millrace.target")
+    cluster.await_ready(READY_SECONDS)
+    for machine in cluster.machines.values():
+        for unit in machine.services():
+            exposure = machine.box.output(f"systemd-analyze security --no-pager {unit} | sed -n 's/.*exposure level.*: \\([0-9.]*\\) .*/\\1/p'")
+            assert float(exposure) <= (1.1 if kind_of(unit) == "acceptor" else 1.0), unit
+    with load_on_cluster(cluster, "named") as load:
+        load.await_news("replicated")
+        load.await_in_sync()
 
 
 def test_what_followers_fetch_a_moment_after_it_was_written_comes_from_the_page_cache(cluster: InstalledCluster) -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,7 +139,18 @@ def test_acceptors_of_a_box_alone_connect_to_other_machines_if_they_read_keys_of
 
 def test_processes_that_read_from_other_machines_have_user_namespaces_of_their_own() -> None:
     alone = {kind_of(path.name) for path in SYSTEMD.glob("millrace-*.service") if "PrivateUsers=yes" in sections(path)["[Service]"]}
-    assert alone == READ_FROM_OTHER_MACHINES | {"load", "stop-order"}
+    assert alone == READ_FROM_OTHER_MACHINES | {"controller", "zookeeper", "supervisor", "load", "stop-order"}
+
+
+def test_a_box_with_others_connects_to_the_networks_of_the_cluster_alone_if_the_settings_name_them() -> None:
+    members = ["1=10.0.0.1", "2=10.0.0.2", "3=10.0.0.3"]
+    drop_ins = plan(make_box(zookeeper_members=members, settings={"cluster.networks": "10.0.0.0/24, fd00::/8"}))
+    any_address = plan(make_box(zookeeper_members=members))
+    for kind in ("acceptor@", "coordinator", "replica-fetcher", "controller", "supervisor", "console", "ingest@"):
+        unit = f"millrace-{kind}.service.d/20-settings.conf"
+        assert "IPAddressDeny=any\nIPAddressAllow=localhost 10.0.0.0/24 fd00::/8" in drop_ins[unit], unit
+        assert "IPAddressDeny=\nIPAddressAllow=\n" in any_address[unit], unit
+    assert settings_mark(make_box(settings={"cluster.networks": "10.0.0.0/24"})) != settings_mark(make_box())
 
 
 def test_a_load_connects_to_other_machines_if_it_names_a_server_or_the_box_has_neighbours() -> None:
@@ -335,7 +347,7 @@ def test_each_further_kafka_listener_has_a_socket_unit_of_its_own() -> None:
     assert settings_mark(box) != settings_mark(make_box(listeners=[inner, outer._replace(port=9093)])) != settings_mark(make_box())
 
 
-def filled(tmp_path: Path) -> Path:
+def filled(tmp_path: Path, **more: Any) -> Path:
     """The units as on a box, with what the settings say."""
     values = {
         "@PYTHON@": sys.executable,
@@ -351,7 +363,8 @@ def filled(tmp_path: Path) -> Path:
         assert not re.search(r"@(?!\.service|0\.service|system-service|privileged|resources)", text), path.name
         (tmp_path / path.name).write_text(text)
     senders = [SenderSocket("ingest-dmz", False, "", 6514), SenderSocket("ingest-gelf", True, "", 12201)]
-    for name, text in plan_units(make_box(sender_sockets=senders, listeners=KAFKA_LISTENERS), {"/srv/d0": "/", "/srv/d1": "/"}).drop_ins.items():
+    box = make_box(sender_sockets=senders, listeners=KAFKA_LISTENERS, **more)
+    for name, text in plan_units(box, {"/srv/d0": "/", "/srv/d1": "/"}).drop_ins.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     return tmp_path
@@ -369,6 +382,18 @@ def test_systemd_understands_every_line_and_finds_little_exposed(tmp_path: Path)
     assert [line for line in verified.stderr.splitlines() if "millrace" in line] == []
     for path in units:
         most = EXPOSURE_MAX + (kind_of(path.name) == "mirror")  # it alone reaches any address without the settings of a cluster
+        looked = ask("security", "--offline=true", f"--threshold={most}", "--no-pager", str(path))
+        assert looked.returncode == 0, looked.stdout[-300:] + looked.stderr
+
+
+@pytest.mark.slow
+def test_systemd_finds_little_exposed_in_a_cluster_that_names_its_networks(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not there")
+    members = ["1=10.0.0.1", "2=10.0.0.2", "3=10.0.0.3"]
+    directory = filled(tmp_path, zookeeper_members=members, settings={"cluster.networks": "10.0.0.0/24"})
+    for path in sorted(directory.glob("millrace-*.service")):
+        most = EXPOSURE_MAX + (kind_of(path.name) in ("mirror", "acceptor", "load"))  # they need more calls or addresses
         looked = ask("security", "--offline=true", f"--threshold={most}", "--no-pager", str(path))
         assert looked.returncode == 0, looked.stdout[-300:] + looked.stderr
 
