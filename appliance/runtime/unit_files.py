@@ -164,9 +164,10 @@ def _zookeeper_addresses(box: Box) -> list[str]:
     if not box.zookeeper_members:
         return []
     hosts = [member.plain_host for member in box.ensemble]
+    allowed = split_networks(box.text("zookeeper.allowed.addresses"))
     if not all(is_network(host) for host in hosts):
-        return _cluster_addresses(box)
-    return [f"IPAddressAllow={' '.join([*hosts, *split_networks(box.text('zookeeper.allowed.addresses'))])}"]
+        hosts = split_networks(box.text("cluster.networks"))
+    return [f"IPAddressAllow={' '.join([*hosts, *allowed])}"] if hosts else ANY_ADDRESS
 
 
 def _own_addresses(box: Box, own: str) -> list[str]:
