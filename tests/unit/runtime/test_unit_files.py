@@ -141,7 +141,7 @@ def test_acceptors_of_a_box_alone_connect_to_other_machines_if_they_read_keys_of
 
 def test_processes_that_read_from_other_machines_have_user_namespaces_of_their_own() -> None:
     alone = {kind_of(path.name) for path in SYSTEMD.glob("millrace-*.service") if "PrivateUsers=yes" in sections(path)["[Service]"]}
-    assert alone == READ_FROM_OTHER_MACHINES | {"controller", "zookeeper", "load", "stop-order"}, "the supervisor looks at log-writers that hang"
+    assert alone == READ_FROM_OTHER_MACHINES | {"controller", "zookeeper", "load", "stop-order"}, "the supervisor must see log-writers that hang"
 
 
 def test_a_box_with_others_connects_to_the_networks_of_the_cluster_alone_if_the_settings_name_them() -> None:
