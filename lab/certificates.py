@@ -13,6 +13,11 @@ class Certificate(NamedTuple):
     certificate: Path
     private_key: Path
 
+    def write_keystore(self, path: Path) -> Path:
+        """Write key and certificate to one file, as `ssl.keystore.location` takes it; return its path."""
+        path.write_text(self.private_key.read_text() + self.certificate.read_text())
+        return path
+
 
 def _openssl(*arguments: str | Path) -> None:
     subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=30)

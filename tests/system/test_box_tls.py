@@ -33,7 +33,7 @@ SECONDS = 20
 
 
 def write_keystore(path: Path, made: Certificate) -> str:
-    path.write_text(made.private_key.read_text() + made.certificate.read_text())
+    made.write_keystore(path)
     return str(path)
 
 

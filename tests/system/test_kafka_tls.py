@@ -52,7 +52,7 @@ class Place:
 
     def install(self, made: Certificate) -> None:
         new = self.directory / "new.pem"
-        new.write_text(made.private_key.read_text() + made.certificate.read_text())
+        made.write_keystore(new)
         new.rename(self.keystore)
 
     def settings_of(self, listener: str = "SSL", certificate: Certificate | None = None) -> dict[str, Any]:
@@ -119,8 +119,7 @@ def test_kafka_python_and_kcat_produce_over_tls(place: Place) -> None:
 
 def test_java_shows_its_certificate_and_is_served(place: Place) -> None:
     skip_without_kafka()
-    keystore = place.directory / "alice-keystore.pem"
-    keystore.write_text(place.client.private_key.read_text() + place.client.certificate.read_text())
+    keystore = place.client.write_keystore(place.directory / "alice-keystore.pem")
     properties = place.directory / "java.properties"
     properties.write_text(
         f"security.protocol=SSL\nssl.truststore.type=PEM\nssl.truststore.location={place.authority.certificate}\n"

@@ -86,8 +86,7 @@ class Place:
         self.directory = directory
         self.authority = Authority(directory)
         made = self.authority.sign("localhost", "DNS:localhost", "IP:127.0.0.1")
-        keystore = directory / "keystore.pem"
-        keystore.write_text(made.private_key.read_text() + made.certificate.read_text())
+        keystore = made.write_keystore(directory / "keystore.pem")
         settings = {
             "listeners": "CLIENTS://127.0.0.1:0",
             "listener.security.protocol.map": "CLIENTS:SASL_SSL",

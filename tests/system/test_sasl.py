@@ -57,8 +57,7 @@ class Place:
         self.directory = directory
         self.authority = Authority(directory)
         made = self.authority.sign("localhost", "DNS:localhost", "IP:127.0.0.1")
-        keystore = directory / "keystore.pem"
-        keystore.write_text(made.private_key.read_text() + made.certificate.read_text())
+        keystore = made.write_keystore(directory / "keystore.pem")
         self.issuer = TokenIssuer(directory)
         self.publish(self.issuer)
         self.box: RunningBox = start_box(

@@ -207,8 +207,7 @@ def closed_box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Runni
     directory = tmp_path_factory.mktemp("closed")
     authority = Authority(directory)
     made = authority.sign("localhost", "IP:127.0.0.1")
-    keystore = directory / "box.pem"
-    keystore.write_text(made.private_key.read_text() + made.certificate.read_text())
+    keystore = made.write_keystore(directory / "box.pem")
     settings = {
         "listeners": "PLAINTEXT://127.0.0.1:0,SECURE://127.0.0.1:0",
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SECURE:SASL_SSL",

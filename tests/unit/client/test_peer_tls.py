@@ -41,8 +41,7 @@ class Certificates:
         self._revoked_list = str(self.cluster.revoke(self.revoked))
 
     def settings(self, made: Certificate, name: str = "") -> TlsSettings:
-        keystore = self._directory / f"{name or made.certificate.stem}-keystore.pem"
-        keystore.write_text(made.private_key.read_text() + made.certificate.read_text())
+        keystore = made.write_keystore(self._directory / f"{name or made.certificate.stem}-keystore.pem")
         own = {"ssl.keystore.location": str(keystore), "ssl.truststore.location": str(self.cluster.certificate), "ssl.client.auth": "required"}
         own["ssl.crl.location"] = self._revoked_list
         return TlsSettings.of(KafkaListener("INTERNAL", "SSL", "127.0.0.1", 0, "127.0.0.1", 0, dict(own)), default_settings())

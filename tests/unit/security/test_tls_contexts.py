@@ -37,7 +37,7 @@ def files(tmp_path: Path) -> Files:
 
 
 def write_keystore(path: Path, made: Certificate) -> None:
-    path.write_text(made.private_key.read_text() + made.certificate.read_text())
+    made.write_keystore(path)
 
 
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> ssl.SSLObject:

@@ -24,8 +24,7 @@ def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, 
     directory = tmp_path_factory.mktemp("tls")
     authority = Authority(directory)
     made = authority.sign("localhost")
-    keystore = directory / "keystore.pem"
-    keystore.write_text(made.private_key.read_text() + made.certificate.read_text())
+    keystore = made.write_keystore(directory / "keystore.pem")
     listener = KafkaListener("SSL", "SSL", "127.0.0.1", 0, "localhost", 0, {"ssl.keystore.location": str(keystore)})
     return make_context(TlsSettings.of(listener, default_settings())), ssl.create_default_context(cafile=str(authority.certificate))
 
@@ -120,8 +119,7 @@ def test_the_end_of_the_client_is_the_end_of_the_stream(pair: Pair) -> None:
 def test_no_mapping_rule_makes_a_certificate_that_of_a_local_user(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     made = authority.sign("localhost")
-    keystore = tmp_path / "keystore.pem"
-    keystore.write_text(made.private_key.read_text() + made.certificate.read_text())
+    keystore = made.write_keystore(tmp_path / "keystore.pem")
     settings = {"ssl.keystore.location": str(keystore), "ssl.truststore.location": str(authority.certificate), "ssl.client.auth": "required"}
     listener = KafkaListener("SSL", "SSL", "127.0.0.1", 0, "localhost", 0, settings)  # type: ignore[arg-type]
     client = ssl.create_default_context(cafile=str(authority.certificate))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,18 +59,8 @@ class ScriptedSource:
         return [each.source_offset for each in batches]
 
 
-@pytest.fixture
-def scripted() -> Iterator[ScriptedSource]:
-    made = ScriptedSource()
-    yield made
-    made.broker.close()
-
-
-@pytest.fixture
-def strict() -> Iterator[ScriptedSource]:
-    made = ScriptedSource("stop")
-    yield made
-    made.broker.close()
+SCRIPTED = ScriptedSource
+"""What the fixtures `scripted` and `strict` make."""
 
 
 def test_batches_come_in_order_and_nothing_is_fetched_while_a_batch_waits(scripted: ScriptedSource) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -57,18 +56,8 @@ class ScriptedMirror:
         return self.mirror.topics_due_ms["a"] - now_ms
 
 
-@pytest.fixture
-def scripted() -> Iterator[ScriptedMirror]:
-    made = ScriptedMirror()
-    yield made
-    made.broker.close()
-
-
-@pytest.fixture
-def strict() -> Iterator[ScriptedMirror]:
-    made = ScriptedMirror("stop")
-    yield made
-    made.broker.close()
+SCRIPTED = ScriptedMirror
+"""What the fixtures `scripted` and `strict` make."""
 
 
 def test_a_partition_without_a_leader_is_looked_for_at_longer_and_longer_intervals(scripted: ScriptedMirror) -> None:
