@@ -65,8 +65,12 @@ class BackgroundThread:
         up."""
         self._mark: weakref.ref[_RunningMark] | None = None
 
-    def start(self) -> None:
-        """Return when the thread runs. Raises ThreadRefused if it will never run."""
+    def start(self, waits: bool = True) -> None:
+        """Return when the thread runs. Raises ThreadRefused if it will never run.
+
+        With `waits` False it returns at once, for callers that may not wait: then only the kernel's refusal is raised, and
+        `is_alive` becomes False for a thread that died before it ran.
+        """
         mark = _RunningMark()
         reference = self._mark = weakref.ref(mark, self._events.put)
         try:
@@ -74,6 +78,8 @@ class BackgroundThread:
         except (RuntimeError, MemoryError) as error:
             raise self._refused(str(error) or "no memory") from error
         del mark
+        if not waits:
+            return
         try:
             event: object = self._events.get(timeout=START_SECONDS)
         except queue.Empty:

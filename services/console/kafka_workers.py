@@ -95,15 +95,25 @@ class KafkaWorkers:
             raise WorkersBusy(f"{WORKERS_MAX} requests wait for the cluster already; try again in a moment")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
+        has_run: list[bool] = []
+        thread = BackgroundThread(self._work, "console-kafka", (loop, answer, question, person, has_run))
         try:
-            BackgroundThread(self._work, "console-kafka", (loop, answer, question, person)).start()
+            thread.start(waits=False)  # the loop must not wait for the scheduler
         except ThreadRefused as problem:
             self._on_refused()
             raise WorkersBusy(f"no thread could be started: {problem}") from problem
         self.running += 1
-        return await asyncio.wait_for(answer, self._answer_seconds)
+        try:
+            return await asyncio.wait_for(answer, self._answer_seconds)
+        except TimeoutError:
+            if has_run or thread.is_alive():
+                raise
+            self.running -= 1
+            self._on_refused()
+            raise WorkersBusy("a thread died before it ran, for lack of memory; try again in a moment") from None
 
-    def _work(self, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any], question: Question, person: ActingFor | None) -> None:
+    def _work(self, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any], question: Question, person: ActingFor | None, has_run: list[bool]) -> None:
+        has_run.append(True)
         result: Any = None
         problem: BaseException | None = None
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import base64
 import threading
@@ -286,6 +287,36 @@ def test_at_most_some_requests_wait_for_the_cluster_and_their_threads_count_unti
 
     asyncio.run(run())
     assert refused == [1]
+
+
+def test_the_loop_does_not_wait_for_a_thread_to_be_scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[tuple[Any, Any]] = []
+    start = _thread.start_new_thread
+
+    async def run() -> None:
+        workers = KafkaWorkers(("127.0.0.1", 1))
+        task = asyncio.create_task(workers.ask(lambda _cluster: 7))
+        while not held:
+            await asyncio.sleep(0)
+        assert workers.running == 1 and not task.done()
+        start(*held.pop())
+        assert await task == 7 and workers.running == 0
+
+    monkeypatch.setattr(_thread, "start_new_thread", lambda function, arguments: held.append((function, arguments)))
+    asyncio.run(run())
+
+
+def test_a_thread_that_died_before_it_ran_does_not_count_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[int] = []
+
+    async def run() -> None:
+        workers = KafkaWorkers(("127.0.0.1", 1), lambda: refused.append(1), answer_seconds=0.01)
+        with pytest.raises(WorkersBusy, match="for lack of memory"):
+            await workers.ask(lambda _cluster: 7)
+        assert (workers.running, refused) == (0, [1])
+
+    monkeypatch.setattr(_thread, "start_new_thread", lambda _function, _arguments: None)
+    asyncio.run(run())
 
 
 # ---- topics and records, with a broker
