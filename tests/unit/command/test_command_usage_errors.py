@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer._click.exceptions import UsageError
 
 from appliance.command import kafka
 from appliance.command.failures import GaveUp, UsageProblem
 from appliance.command.main import build_parser
-from appliance.command.usage_errors import WIDTH, run_parser
+from appliance.command.usage_errors import WIDTH, run_parser, usage_error_text
 
 PARSER = build_parser()
 
@@ -60,3 +63,21 @@ def test_each_command_with_bootstrap_takes_the_options_of_a_client(tmp_path: Pat
     with pytest.raises(UsageProblem, match=r"security.protocol is 'KERBEROS'"):
         run(monkeypatch, "group", "list", "--bootstrap", "127.0.0.1:1", "--command-config", str(file))
     assert kafka.chosen_command_config is None, "the choice is that of one command"
+
+
+def test_the_usage_of_each_command_fits_eighty_columns() -> None:
+    def commands(command: Any, path: list[str]) -> Iterator[list[str]]:
+        yield path
+        for name, each in getattr(command, "commands", {}).items():
+            yield from commands(each, [*path, name])
+
+    long = {}
+    for path in commands(PARSER, []):
+        if path == ["ingest", "check"]:  # names its successor, whatever its options
+            continue
+        with pytest.raises(UsageError) as raised:
+            PARSER(args=[*path, "--no-such-option"], prog_name="millrace", standalone_mode=False)
+        text = usage_error_text(raised.value, PARSER, path)
+        assert "there is no option --no-such-option" in text
+        long |= {line: len(line) for line in text.splitlines()[:-1] if len(line) > WIDTH}
+    assert long == {}
