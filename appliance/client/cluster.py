@@ -227,6 +227,9 @@ class ClusterClient:
                 return self._keep(address, kept, question(kept))
             except ConnectionLost:
                 kept.close()
+            except BaseException:
+                kept.close()
+                raise
         fresh = self._open(address)
         try:
             answer = question(fresh)

@@ -19,6 +19,9 @@ def run_app(app: Callable[[], object]) -> None:
         app()
     except InvariantViolation:
         raise
+    except GaveUp as reason:
+        say(f"millrace: {reason}")
+        sys.exit(EXIT_FAILED)
     except MillraceError as error:
         for line in (error.message if isinstance(error, RequestRefused) else str(error)).splitlines():
             say(f"millrace: {line}")
@@ -35,8 +38,8 @@ class UsageProblem(MillraceError):
     """What was asked cannot be meant; the text says what to write instead."""
 
 
-class GaveUp(MillraceError):
-    """The time of --timeout is over."""
+class GaveUp(BaseException):
+    """The time of --timeout is over: no handler of failures may take it for one, and go on."""
 
 
 class PartlyDone(MillraceError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -11,10 +13,12 @@ from typing import Any
 import pytest
 from typer._click.exceptions import UsageError
 
+from appliance.client import messages
 from appliance.command import kafka
-from appliance.command.failures import GaveUp, UsageProblem
+from appliance.command.failures import GaveUp, UsageProblem, run_app
 from appliance.command.main import build_parser
 from appliance.command.usage_errors import WIDTH, run_parser, usage_error_text
+from tests.unit.client.fake_kafka_broker import FakeKafkaBroker
 
 PARSER = build_parser()
 
@@ -55,6 +59,24 @@ def test_a_timeout_ends_a_command_that_waits_for_a_broker(monkeypatch: pytest.Mo
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(GaveUp, match=r"gave up after 0.2 s \(--timeout\)"):
             run(monkeypatch, "topic", "list", "--bootstrap", address, "--timeout", "0.2")
+
+
+def test_a_timeout_is_no_failure_of_the_broker_after_which_a_command_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It does not answer the creation, and the topic is there a moment later."""
+    broker = FakeKafkaBroker()
+
+    def metadata(request: Any) -> dict[str, Any]:
+        answer = broker.metadata(request)
+        if broker.count_of("create_topics"):
+            answer["topics"] = [{**topic, "error_code": 0} for topic in answer["topics"]]
+        return answer
+
+    broker.answers[messages.CREATE_TOPICS] = lambda request: os.kill(os.getpid(), signal.SIGALRM)  # the time is over
+    broker.answers[messages.METADATA] = metadata
+    with pytest.raises(SystemExit) as ended:
+        run_app(lambda: run(monkeypatch, "topic", "create", "t", "--bootstrap", str(broker.address), "--timeout", "60"))
+    assert ended.value.code == 1 and capsys.readouterr().err.startswith("millrace: gave up after 60 s")
+    broker.close()
 
 
 def test_each_command_with_bootstrap_takes_the_options_of_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
