@@ -28,6 +28,7 @@ INTERNAL_SEGMENT_BYTES = "internal.segment.bytes"
 SHOWN_MAX = 200
 TABLE_FORMAT, TABLE_LOCATION = "millrace.table.format", "millrace.table.location"
 TABLE_INTERVAL, TABLE_BYTES = "millrace.table.interval.ms", "millrace.table.bytes"
+TABLE_SCHEMA = "millrace.table.schema"
 _BOOLEANS = ("true", "false")
 
 
@@ -170,6 +171,7 @@ TOPIC_CONFIG_ROWS: dict[str, TopicConfigRow] = {
         TopicConfigRow(TABLE_FORMAT, "string", "none", _one_of("none", "delta")),
         TopicConfigRow(TABLE_INTERVAL, "long", "60000", _number(1_000, 86_400_000)),
         TopicConfigRow(TABLE_LOCATION, "string", "", _table_location),
+        TopicConfigRow(TABLE_SCHEMA, "string", "records", _one_of("records", "json")),
         TopicConfigRow("min.cleanable.dirty.ratio", "double", "0.5", _double(0, 1), ("log.cleaner.min.cleanable.ratio",)),
         TopicConfigRow("min.compaction.lag.ms", "long", "0", _LONG, ("log.cleaner.min.compaction.lag.ms",)),
         TopicConfigRow("min.insync.replicas", "int", "1", _number(1, INT_MAX), ("min.insync.replicas",)),

@@ -54,7 +54,8 @@ def query(
     """
     if as_json and as_csv:
         raise UsageProblem("--json and --csv exclude each other")
-    directories = {str(table["topic"]): str(table["directory"]) for table in read_tables(data, config)}
+    topics = {str(table["topic"]): str(table["directory"]) for table in read_tables(data, config)}
+    directories = topics | {f"{topic}/_bad": f"{directory}/_bad" for topic, directory in topics.items()}
     text = sys.stdin.read() if sql == "-" else sql
     with pipeline_extra():
         from appliance.pipeline.table_query import QueryFailed, QueryRefused, TableQuery
@@ -72,7 +73,7 @@ def query(
     except QueryFailed as failed:
         if "Table with name" not in str(failed):
             raise
-        known = ", ".join(sorted(directories)[:NAMED_MAX]) or "none"
+        known = ", ".join(sorted(topics)[:NAMED_MAX]) or "none"
         raise QueryFailed(f"{failed}\n\nTables of this box: {known} (millrace table list)") from failed
 
 

@@ -6,7 +6,7 @@ Texts and values only. Weak spot: only flat fields have types of their own; nest
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import orjson
@@ -70,20 +70,29 @@ def parse_fields(text: str) -> tuple[JsonField, ...]:
 
 def infer_fields(values: Iterable[bytes | None]) -> tuple[JsonField, ...]:
     """Infer fields from a sample, in order of appearance; records that are no JSON objects are ignored."""
-    kinds: dict[str, str | None] = {}
+    documents: list[dict[str, Any]] = []
     for value in values:
         try:
             document = orjson.loads(value or b"")
         except orjson.JSONDecodeError:
             continue
-        if not isinstance(document, dict):
-            continue
+        if isinstance(document, dict):
+            documents.append(document)
+    return tuple(JsonField(name, kind or "string") for name, kind in kinds_of(documents, (), INFERRED_FIELDS_MAX).items())
+
+
+def kinds_of(documents: Iterable[dict[str, Any]], known: Container[str], names_max: int = 10_000) -> dict[str, str | None]:
+    """Return the type of each field that is not `known`, in order of appearance; None if it only was null."""
+    kinds: dict[str, str | None] = {}
+    for document in documents:
         for name, content in document.items():
+            if name in known:
+                continue
             if name in kinds:
                 kinds[name] = _merged(kinds[name], _kind(content))
-            elif len(kinds) < INFERRED_FIELDS_MAX:
+            elif len(kinds) < names_max:
                 kinds[name] = _kind(content)
-    return tuple(JsonField(name, kind or "string") for name, kind in kinds.items())
+    return kinds
 
 
 def _kind(content: Any) -> str | None:

@@ -202,7 +202,7 @@ class JsonValues:
         return ValueColumns([*columns, pa.nulls(len(values), pa.string())], {})
 
     def decode_one_by_one(self, values: pa.Array) -> ValueColumns:
-        documents, rows, problems = self._open(values.to_pylist())
+        documents, rows, problems = open_objects(values.to_pylist(), self._required)
         contents: list[list[Any]] = [[document.pop(name, None) for document in documents] for name in self._names]
         contents.append([document or None for document in documents])
         try:
@@ -214,31 +214,10 @@ class JsonValues:
             columns = [convert([content[number] for number in fitting]) for convert, content in zip(self._converts, contents)]
         return ValueColumns(columns, problems)
 
-    def _open(self, values: list[bytes | None]) -> tuple[list[dict[str, Any]], list[int], dict[int, str]]:
-        """Return (objects, the row of each, the problems of the other rows)."""
-        documents, rows, problems = [], [], {}
-        for row, value in enumerate(values):
-            if value is None:
-                problems[row] = "the record has no value"
-                continue
-            try:
-                document = orjson.loads(value)
-            except orjson.JSONDecodeError as error:
-                problems[row] = f"not JSON: {error}"
-                continue
-            if document.__class__ is not dict:
-                problems[row] = "not a JSON object"
-            elif absent := [name for name in self._required if name not in document]:
-                problems[row] = f"not a record of ingest: {', '.join(absent)} missing"
-            else:
-                documents.append(document)
-                rows.append(row)
-        return documents, rows, problems
-
     def _misfits(self, contents: list[list[Any]]) -> dict[int, str]:
         found: dict[int, str] = {}
         for name, convert, field, content in zip([*self._names, OTHER_FIELDS], self._converts, self.fields, contents):
-            for number in _find_misfits(convert, content, 0):
+            for number in find_misfits(convert, content, 0):
                 found.setdefault(number, f"field {name} is {_shown(content[number], field.type)}")
         return found
 
@@ -250,7 +229,29 @@ def _shown(content: Any, kind: pa.DataType) -> str:
         return "nested too deeply"  # orjson reads deeper than it writes
 
 
-def _find_misfits(convert: Convert, content: list[Any], start: int) -> list[int]:
+def open_objects(values: list[bytes | None], required: tuple[str, ...] = ()) -> tuple[list[dict[str, Any]], list[int], dict[int, str]]:
+    """Return (objects, the row of each, the problems of the other rows)."""
+    documents, rows, problems = [], [], {}
+    for row, value in enumerate(values):
+        if value is None:
+            problems[row] = "the record has no value"
+            continue
+        try:
+            document = orjson.loads(value)
+        except orjson.JSONDecodeError as error:
+            problems[row] = f"not JSON: {error}"
+            continue
+        if document.__class__ is not dict:
+            problems[row] = "not a JSON object"
+        elif absent := [name for name in required if name not in document]:
+            problems[row] = f"not a record of ingest: {', '.join(absent)} missing"
+        else:
+            documents.append(document)
+            rows.append(row)
+    return documents, rows, problems
+
+
+def find_misfits(convert: Convert, content: list[Any], start: int) -> list[int]:
     """Return which of `content` do not convert, by halving until the failing values stand alone."""
     try:
         convert(content)
@@ -258,5 +259,5 @@ def _find_misfits(convert: Convert, content: list[Any], start: int) -> list[int]
         if len(content) == 1:
             return [start]
         half = len(content) // 2
-        return _find_misfits(convert, content[:half], start) + _find_misfits(convert, content[half:], start + half)
+        return find_misfits(convert, content[:half], start) + find_misfits(convert, content[half:], start + half)
     return []

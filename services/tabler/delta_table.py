@@ -24,6 +24,8 @@ from services.tabler.table_rules import MissingRange, application_id
 
 DELTA_LOG = "_delta_log"
 STAGING = "_millrace_staging"
+BAD = "_bad"
+"""Directory in a table, which readers and vacuum pass over: the table of its bad records."""
 TOPIC_ID_KEY = "millrace.topic.id"
 LOST_KEY = "millrace.lost"
 LOST_SHOWN_MAX = 100
@@ -143,7 +145,7 @@ class DeltaTopicTable:
                     f"the table {directory} is gone; bring it back (or mount it). To start a new one, which has only what the log still has: "
                     f"millrace topic alter {self._topic} --table none, and --table delta again"
                 )
-            elif os.path.isdir(directory) and (others := sorted(set(os.listdir(directory)) - {STAGING, DELTA_LOG, "lost+found"})):
+            elif os.path.isdir(directory) and (others := sorted(set(os.listdir(directory)) - {STAGING, BAD, DELTA_LOG, "lost+found"})):
                 raise TableTrouble(f"{directory} is no table and not empty ({', '.join(others[:3])}); move that away")
 
     def _check_owner(self, expected_id: str) -> None:
@@ -178,6 +180,15 @@ class DeltaTopicTable:
             self._check_owner("")
             file_io.fsync_directory(os.path.dirname(self._directory))
 
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        """Add columns, in a commit of their own: a kill after it leaves columns that are null."""
+        from deltalake import Schema
+
+        with trouble("add columns to the table", self._directory):
+            opened = self.version
+            self._table.alter.add_columns(Schema.from_arrow(pa.schema(fields)).fields)
+            self._sync_commits(opened)
+
     def make_staging(self) -> None:
         with trouble("write", self._directory):
             os.makedirs(self.staging, exist_ok=True)
@@ -190,8 +201,8 @@ class DeltaTopicTable:
                 if name.startswith(own) and not name.startswith(f"part-{self._writer}-"):
                     file_io.unlink_if_there(f"{self.staging}/{name}")
 
-    def append(self, file: TableFile | None, offsets: Mapping[int, int], lost: Sequence[MissingRange], step: Step) -> None:
-        """Commit a file and the offsets behind it. Raises TableTrouble; TableConflict if another writer was faster."""
+    def append(self, files: Sequence[TableFile], offsets: Mapping[int, int], lost: Sequence[MissingRange], step: Step) -> None:
+        """Commit files and the offsets behind them. Raises TableTrouble; TableConflict if another writer was faster."""
         from deltalake.exceptions import DeltaError
         from deltalake.transaction import CommitProperties, Transaction
 
@@ -201,11 +212,11 @@ class DeltaTopicTable:
         opened = self.version
         with trouble("write to the table", self._directory):
             try:
-                actions = [] if file is None else [self._place(file, step)]
+                actions = [self._place(file, step) for file in files]
                 step("commit")
                 self._table.create_write_transaction(actions, "append", self._table.schema(), commit_properties=properties)
             except (DeltaError, OSError, MillraceError) as error:
-                self._after_failure(file, offsets, error)
+                self._after_failure(files, offsets, error)
             step("committed")
             self._sync_commits(opened)
 
@@ -249,14 +260,15 @@ class DeltaTopicTable:
         file_io.fsync_directory(self._directory)
         return AddAction(file.name, figures.st_size, {}, figures.st_mtime_ns // 1_000_000, True, orjson.dumps(file.stats).decode())
 
-    def _after_failure(self, file: TableFile | None, offsets: Mapping[int, int], error: Exception) -> None:
-        """Find out whether the commit is in the table; if not, remove its file and raise."""
+    def _after_failure(self, files: Sequence[TableFile], offsets: Mapping[int, int], error: Exception) -> None:
+        """Find out whether the commit is in the table; if not, remove its files and raise."""
         before = self.offsets(offsets)
         self._table.update_incremental()
         after = self.offsets(offsets)
-        if file is not None and any(path.rpartition("/")[2] == file.name for path in self._table.file_uris()):
+        names = {path.rpartition("/")[2] for path in self._table.file_uris()} if files else set()
+        if any(file.name in names for file in files):
             return  # it is in the table, in spite of the error
-        if file is not None:
+        for file in files:
             with suppress(OSError):
                 file_io.unlink_if_there(f"{self._directory}/{file.name}")
         if after != before:

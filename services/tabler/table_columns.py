@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from appliance.pipeline.record_schema import record_schema
 from appliance.pipeline.syslog_values import SyslogValues
+from services.tabler.json_columns import JSON_SCHEMA
 
 SOURCE_COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
 _RAW = record_schema(SOURCE_COLUMNS)
@@ -62,22 +63,25 @@ def has_fields(batch: pa.RecordBatch) -> bool:
     return (pc.sum(known).as_py() or 0) >= RECOGNISED_SHARE * (len(known) + len(problems))
 
 
-def schema_problem(schema: pa.Schema) -> str | None:
+def schema_problem(schema: pa.Schema, config: str) -> str | None:
     """Return why rows cannot be appended to a table with these columns, or None. Columns that others added stay null."""
-    wanted = FIELDS_SCHEMA if "message" in schema.names else RAW_SCHEMA
+    known = "records" if _PROBLEM.name in schema.names else "json"
+    if known != config:
+        return f"it has those of {known}, but millrace.table.schema is {config}; set that to {known}"
+    wanted = JSON_SCHEMA if known == "json" else FIELDS_SCHEMA if "message" in schema.names else RAW_SCHEMA
     for field in wanted:
         if field.name not in schema.names:
             return f"it has no column {field.name} any more"
-        if not _same_type(schema.field(field.name).type, field.type):
+        if not same_type(schema.field(field.name).type, field.type):
             return f"its column {field.name} is {schema.field(field.name).type} now, not {field.type}"
     return None
 
 
-def _same_type(one: pa.DataType, other: pa.DataType) -> bool:
+def same_type(one: pa.DataType, other: pa.DataType) -> bool:
     if pa.types.is_list(one) and pa.types.is_list(other):
-        return _same_type(one.value_type, other.value_type)
+        return same_type(one.value_type, other.value_type)
     if pa.types.is_struct(one) and pa.types.is_struct(other):
-        return [field.name for field in one] == [field.name for field in other] and all(_same_type(a.type, b.type) for a, b in zip(one, other))
+        return [field.name for field in one] == [field.name for field in other] and all(same_type(a.type, b.type) for a, b in zip(one, other))
     return bool(one == other)
 
 

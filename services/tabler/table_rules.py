@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from appliance.base.model import TopicId
-from appliance.cluster.topic_configs import TABLE_BYTES, TABLE_FORMAT, TABLE_INTERVAL, TABLE_LOCATION, TOPIC_CONFIG_ROWS
+from appliance.cluster.topic_configs import TABLE_BYTES, TABLE_FORMAT, TABLE_INTERVAL, TABLE_LOCATION, TABLE_SCHEMA, TOPIC_CONFIG_ROWS
 from appliance.shm.partition_table import Row
 
 RETRY_MS_FIRST = 1_000
@@ -29,6 +29,7 @@ class TableOrder(NamedTuple):
     location: str
     interval_ms: int
     bytes_max: int
+    schema: str = "records"
 
     @property
     def directory(self) -> str:
@@ -43,7 +44,8 @@ def table_order(topic: str, topic_id: TopicId, config: Mapping[str, str]) -> Tab
 
     if value(TABLE_FORMAT) == "none":
         return None
-    return TableOrder(topic, topic_id, value(TABLE_FORMAT), value(TABLE_LOCATION), int(value(TABLE_INTERVAL)), int(value(TABLE_BYTES)))
+    numbers = int(value(TABLE_INTERVAL)), int(value(TABLE_BYTES))
+    return TableOrder(topic, topic_id, value(TABLE_FORMAT), value(TABLE_LOCATION), *numbers, value(TABLE_SCHEMA))
 
 
 def application_id(topic_id: TopicId, partition: int) -> str:

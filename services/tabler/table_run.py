@@ -24,8 +24,9 @@ from appliance.pipeline.problems import CorruptRange, DataLoss
 from appliance.pipeline.record_reader import RangeReader
 from appliance.shm.partition_table import ROLE_LEADER
 from appliance.storage import file_io
-from services.tabler.delta_table import DeltaTopicTable, Step, TableFile, TableTrouble, location_problem, trouble
-from services.tabler.table_columns import SOURCE_COLUMNS, Statistics, TableRows, has_fields, schema_problem
+from services.tabler.delta_table import BAD, DeltaTopicTable, Step, TableFile, TableTrouble, location_problem, trouble
+from services.tabler.json_columns import BAD_SCHEMA, JsonRows, without
+from services.tabler.table_columns import SOURCE_COLUMNS, Statistics, TableRows, has_fields, same_type, schema_problem
 from services.tabler.table_rules import MissingRange, PartitionStart, TableOrder, TableResult, is_compaction_due, plan_partition, rotated
 
 ROW_GROUP_BYTES = 16 << 20
@@ -76,7 +77,7 @@ def run_table(job: TableJob) -> TableResult:
     table = DeltaTopicTable(job.order.directory, job.order.topic, job.order.topic_id, job.writer)
     table.open(job.expected_id)
     table.sweep()
-    if table.exists and (problem := schema_problem(table.schema())) is not None:
+    if table.exists and (problem := schema_problem(table.schema(), job.order.schema)) is not None:
         raise TableTrouble(f"the columns of {job.order.directory} were changed: {problem}; move the table away, or restore an earlier version")
     if table.exists:
         remember(job, table, job.shortened)
@@ -97,8 +98,18 @@ class _TableRun:
         self._job = job
         self._table = table
         self._offsets = table.offsets(job.partitions)
-        self._rows: TableRows | None = TableRows("message" in table.schema().names) if table.exists else None
-        self._file = _StagedTableFile(table, job.writer)
+        self._rows: TableRows | JsonRows | None = None
+        if job.order.schema == "json":
+            self._rows = JsonRows(job.order.topic, table.schema() if table.exists else None)
+        elif table.exists:
+            self._rows = TableRows("message" in table.schema().names)
+        self._bad_table = DeltaTopicTable(f"{job.order.directory}/{BAD}", job.order.topic, job.order.topic_id, job.writer)
+        if job.order.schema == "json":
+            self._bad_table.open("")
+            self._bad_table.sweep()
+        self._bad_offsets = self._bad_table.offsets(job.partitions)
+        self._files = _StagedFiles(table, job.writer)
+        self._bad = _StagedFiles(self._bad_table, job.writer)
         self._positions: dict[int, int] = dict(self._offsets)
         self._lost: list[MissingRange] = []
         self._damaged: list[MissingRange] = []
@@ -112,25 +123,40 @@ class _TableRun:
             if self._table.exists:
                 remember(self._job, self._table, {**self._job.shortened, **self._shortened})
             for part in parts:
-                if self._file.size_bytes < self._job.order.bytes_max:
+                if not self._is_full:
                     self._read(part)
             before = self._table.version if self._table.exists else -1
             committed = self._commit()
             self._forget_shortened()
         except Exception:
-            self._file.discard()
+            self._files.discard()
+            self._bad.discard()
             raise
         finally:
             for part in parts:
                 part.found.table.close()
         compacted = self._compact(before) if committed else 0
-        file = self._file
-        is_full = file.size_bytes >= self._job.order.bytes_max
+        files = self._files
         table_id, version = (self._table.table_id, self._table.version) if self._table.exists else ("", -1)
         return TableResult(
-            table_id, version, self._positions, file.statistics.rows, file.bad_rows, file.written_bytes, committed, compacted, is_full,
-            tuple(self._lost), tuple(self._damaged), self._shortened, tuple(self._problems),
-        )  # fmt: skip
+            table_id,
+            version,
+            self._positions,
+            files.rows + self._bad.rows,
+            files.bad_rows + self._bad.rows,
+            files.written_bytes + self._bad.written_bytes,
+            committed,
+            compacted,
+            self._is_full,
+            tuple(self._lost),
+            tuple(self._damaged),
+            self._shortened,
+            tuple(self._problems),
+        )
+
+    @property
+    def _is_full(self) -> bool:
+        return self._files.size_bytes + self._bad.size_bytes >= self._job.order.bytes_max
 
     def _parts(self) -> list[_Part]:
         """Return the partitions that this box leads and that have something to read."""
@@ -180,7 +206,7 @@ class _TableRun:
                         batch = _before(batch, damaged[0].start)
                     self._add(batch)
                     reached = batch.column("offset")[-1].as_py() + 1 if batch.num_rows else reached
-                    if damaged or self._file.size_bytes >= self._job.order.bytes_max:
+                    if damaged or self._is_full:
                         end = reached
                         break
                 else:
@@ -200,23 +226,62 @@ class _TableRun:
             return
         if self._rows is None:
             self._rows = TableRows(has_fields(batch))
-        self._file.add(self._rows.make(batch))
+        if isinstance(self._rows, TableRows):
+            self._files.add(self._rows.make(batch))
+            return
+        made = self._rows.make(batch)
+        self._files.add(made.rows)
+        if made.bad is not None:
+            self._bad.add(without(made.bad, self._bad_offsets))
 
     def _commit(self) -> bool:
         """Commit what was read, if there is anything. What only moved past aborted records and markers needs no commit."""
-        if not self._file.statistics.rows and not self._lost:
+        if not self._files.rows and not self._bad.rows and not self._lost:
             return False
+        moved = {partition: offset for partition, offset in self._positions.items() if offset != self._offsets.get(partition)}
+        self._commit_bad(moved)
         if not self._table.exists:
             self._job.step("create")
             self._table.create((self._rows or TableRows(False)).schema)
             remember(self._job, self._table, self._job.shortened)
-            is_other = self._rows is not None and self._rows.schema.names != [name for name in self._table.schema().names if name in self._rows.schema.names]
-            if is_other or self._offsets != self._table.offsets(self._job.partitions):
-                raise TableTrouble(f"the table {self._job.order.directory} was created by another box at the same time; reading on from its offsets")
-        file = self._file.finish(self._job.step)
-        moved = {partition: offset for partition, offset in self._positions.items() if offset != self._offsets.get(partition)}
-        self._table.append(file, moved, self._lost, self._job.step)
+            if self._offsets != self._table.offsets(self._job.partitions):
+                raise self._is_others()
+        self._add_columns()
+        files = self._files.finish(self._job.step)
+        self._table.append(files, moved, self._lost, self._job.step)
         return True
+
+    def _commit_bad(self, moved: Mapping[int, int]) -> None:
+        """Commit bad records, with the offsets up to which they are there, before the rest: after a kill between both commits, the next
+        run reads the same records again, and leaves out the bad ones that the table has."""
+        if not self._bad.rows:
+            return
+        if not self._bad_table.exists:
+            self._bad_table.create(BAD_SCHEMA)
+            if self._bad_offsets != self._bad_table.offsets(self._job.partitions):
+                raise self._is_others()
+        further = {partition: offset for partition, offset in moved.items() if offset > self._bad_offsets.get(partition, -1)}
+        self._bad_table.append(self._bad.finish(lambda _step: None), further, (), lambda _step: None)
+        self._job.step("bad records committed")
+
+    def _add_columns(self) -> None:
+        """Give the table the columns that rows have. Another box may have added some that do not go with ours."""
+        if self._rows is None:
+            return
+        there = self._table.schema()
+        known = {name.lower(): name for name in there.names}
+        new = [field for field in self._rows.schema if field.name.lower() not in known]
+        for field in self._rows.schema:
+            if field not in new and (field.name not in there.names or not same_type(there.field(field.name).type, field.type)):
+                raise self._is_others()
+        if new and isinstance(self._rows, TableRows):
+            raise self._is_others()
+        if new:
+            self._job.step("add columns")
+            self._table.add_columns(new)
+
+    def _is_others(self) -> TableTrouble:
+        return TableTrouble(f"the table {self._job.order.directory} was created or changed by another box at the same time; reading on from its offsets")
 
     def _forget_shortened(self) -> None:
         """Remember no longer what this commit counts as lost; a kill just before makes the next run count it again."""
@@ -232,14 +297,60 @@ class _TableRun:
         if not is_compaction_due(version_before, self._table.version, every):
             return 0
         try:
+            if self._bad_table.exists:
+                self._bad_table.compact(every // 2)
             return self._table.compact(every // 2)
         except TableTrouble as trouble:
             self._problems.append(f"{trouble}; trying again after {every} commits")
             return 0
 
 
+class _StagedFiles:
+    """The Parquet files of a run: another one from each batch on that has more columns than those before."""
+
+    def __init__(self, table: DeltaTopicTable, writer: str) -> None:
+        self._table = table
+        self._writer = writer
+        self._files: list[_StagedTableFile] = []
+        self._schema: pa.Schema | None = None
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        if not rows.num_rows:
+            return
+        if rows.schema != self._schema:
+            if self._files:
+                self._files[-1].close()
+            self._files.append(_StagedTableFile(self._table, self._writer))
+            self._schema = rows.schema
+        self._files[-1].add(rows)
+
+    @property
+    def rows(self) -> int:
+        return sum(file.statistics.rows for file in self._files)
+
+    @property
+    def bad_rows(self) -> int:
+        return sum(file.bad_rows for file in self._files)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self._files)
+
+    @property
+    def written_bytes(self) -> int:
+        return sum(file.written_bytes for file in self._files)
+
+    def finish(self, step: Step) -> list[TableFile]:
+        step("write")
+        return [file.close() for file in self._files]
+
+    def discard(self) -> None:
+        for file in self._files:
+            file.discard()
+
+
 class _StagedTableFile:
-    """The Parquet file of a run; it exists from the first row on."""
+    """One of them; it exists from the first row on."""
 
     def __init__(self, table: DeltaTopicTable, writer: str) -> None:
         self._table = table
@@ -256,7 +367,8 @@ class _StagedTableFile:
 
     def add(self, rows: pa.RecordBatch) -> None:
         self.statistics.add(rows)
-        self.bad_rows += rows.num_rows - rows.column("problem").null_count
+        if "problem" in rows.schema.names:
+            self.bad_rows += rows.num_rows - rows.column("problem").null_count
         self._waiting.append(rows)
         self._waiting_bytes += rows.nbytes
         self.size_bytes += rows.nbytes
@@ -271,11 +383,8 @@ class _StagedTableFile:
             self._writer.write_table(pa.Table.from_batches(self._waiting))
         self._waiting, self._waiting_bytes = [], 0
 
-    def finish(self, step: Step) -> TableFile | None:
-        """Write the rest; None if there are no rows."""
-        step("write")
-        if not self.statistics.rows:
-            return None
+    def close(self) -> TableFile:
+        """Write the rest. May be called again."""
         if self._waiting:
             self._flush()
         with trouble("write", self._table.staging):

@@ -49,8 +49,9 @@ def alter(box: RunningBox, topic: str, **configs: str) -> None:
     admin.incremental_alter_configs([resource])[resource].result(30)
 
 
-def create(box: RunningBox, topic: str, location: Path | None) -> None:
+def create(box: RunningBox, topic: str, location: Path | None, schema: str = "records") -> None:
     config = {"millrace.table.format": "delta", "millrace.table.location": str(location), "millrace.table.interval.ms": "1000"} if location else {}
+    config |= {"millrace.table.schema": schema} if location else {}
     admin = AdminClient({"bootstrap.servers": box.bootstrap})
     admin.create_topics([NewTopic(topic, 2, 1, config=config)])[topic].result(30)
 
@@ -71,6 +72,16 @@ def produce(box: RunningBox, topic: str, values: list[bytes], stored: Stored, en
     assert producer.flush(30) == 0
     if end:
         (producer.abort_transaction if end == "abort" else producer.commit_transaction)(30)
+
+
+def millrace(box: RunningBox, *arguments: str) -> str:
+    command = [sys.executable, "-P", "-m", "appliance.command.main", *arguments]
+    settings = environment() | {"MILLRACE_DATA": str(box.disks[0])}
+    return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def query(box: RunningBox, sql: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in millrace(box, "query", sql, "--json").splitlines()]
 
 
 def rows(table: Path) -> list[dict[str, Any]]:
@@ -115,10 +126,8 @@ def test_a_table_has_each_record_that_was_acknowledged_once_whatever_is_killed(b
     box.await_restart("log-writer@d0", old)
     produce(box, "orders", [b"after the log-writer"] * 10, stored)
     await_table(box, table, stored)
-    command = [sys.executable, "-P", "-m", "appliance.command.main", "table", "describe", "orders", "--json"]
-    settings = environment() | {"MILLRACE_DATA": str(box.disks[0])}
     eventually(lambda: shown(box, "orders").get("lag") == 0, "the lag is gone", SECONDS)
-    document = json.loads(subprocess.run(command, env=settings, capture_output=True, text=True, timeout=60, check=True).stdout)
+    document = json.loads(millrace(box, "table", "describe", "orders", "--json"))
     assert (document["state"], document["lost_records"], document["problem"]) == ("ok", 0, "")
 
 
@@ -129,6 +138,20 @@ def test_lines_of_senders_have_columns(box: RunningBox, location: Path) -> None:
     found = eventually(lambda: len(read := rows(location / "syslog")) == 3 and read, "the lines are in the table", SECONDS)
     assert sorted(row["message"] for row in found) == [f"disk {number} is warm" for number in range(3)]
     assert {(row["severity_name"], row["facility_name"], row["value"], row["problem"]) for row in found} == {("err", "daemon", None, None)}
+    assert query(box, "select severity_name, count(*) as lines from syslog group by 1") == [{"severity_name": "err", "lines": 3}]
+
+
+def test_fields_of_json_are_columns_and_other_records_are_in_the_table_of_bad_ones(box: RunningBox, location: Path) -> None:
+    stored: Stored = {}
+    create(box, "events.json", location, schema="json")
+    sent = [{"user": f"u{number % 3}", "size": number, "tags": [number]} for number in range(30)]
+    produce(box, "events.json", [*(json.dumps(each).encode() for each in sent), b"bad"], stored)
+    eventually(lambda: shown(box, "events.json").get("records") == 31, "all records are in a table", SECONDS)
+    found = query(box, 'select "user", size, tags from "events.json" order by size')
+    assert found == [{"user": each["user"], "size": each["size"], "tags": json.dumps(each["tags"])} for each in sent]
+    assert shown(box, "events.json")["bad_records"] == 1
+    assert [row["value"] for row in rows(location / "events.json" / "_bad")] == [b"bad"]
+    assert query(box, "select reason like 'not JSON%' as ok, value from \"events.json/_bad\"") == [{"ok": True, "value": "bad"}]
 
 
 def test_a_deleted_table_is_said_and_begun_again_only_when_that_is_ordered(box: RunningBox, location: Path) -> None:

@@ -18,6 +18,7 @@ from appliance.cluster.topic_configs import (
     TABLE_FORMAT,
     TABLE_INTERVAL,
     TABLE_LOCATION,
+    TABLE_SCHEMA,
     TOPIC_CONFIG_ROWS,
     TopicConfigRow,
 )
@@ -51,6 +52,7 @@ _TEXTS: Final[dict[str, str]] = {
     TABLE_FORMAT: "delta: the box keeps the topic as a Delta table; none: it does not.",
     TABLE_INTERVAL: "How often new records are committed to the table.",
     TABLE_LOCATION: "The directory in which the table is, in a directory with the topic's name; below one of the setting tables.locations.",
+    TABLE_SCHEMA: "Columns of the table: records (as they are, or the fields that ingest writes), or json (the fields of JSON objects).",
     "millrace.retention.protected.ms": "Segments younger than this are never deleted for free space; writes are refused instead.",
     "min.cleanable.dirty.ratio": "Which share of a log must be uncompacted before it is compacted.",
     "min.compaction.lag.ms": "The shortest time a record stays uncompacted.",
@@ -77,6 +79,7 @@ EFFECTIVE: Final = frozenset(
         TABLE_FORMAT,
         TABLE_INTERVAL,
         TABLE_LOCATION,
+        TABLE_SCHEMA,
         "min.cleanable.dirty.ratio",
         "min.compaction.lag.ms",
         "cleanup.policy",

@@ -45,6 +45,7 @@ class OneTable:
         self.expected_id = ""
         self.remembered: list[tuple[str, Mapping[int, tuple[int, int]]]] = []
         self.life = 0
+        self.schema = "records"
 
     def grow(self, content: bytes, end: int) -> None:
         """Append to the log."""
@@ -61,7 +62,7 @@ class OneTable:
         self.found = self.found._replace(row=row, table=table._replace(row=row))
 
     def job(self, **changes: Any) -> TableJob:
-        order = TableOrder("t", changes.pop("topic_id", TOPIC_ID), "delta", str(self.location), 1_000, changes.pop("bytes_max", 1 << 20))
+        order = TableOrder("t", changes.pop("topic_id", TOPIC_ID), "delta", str(self.location), 1_000, changes.pop("bytes_max", 1 << 20), self.schema)
         self.life += 1
         usual = TableJob(
             order,

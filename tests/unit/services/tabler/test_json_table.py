@@ -1,0 +1,157 @@
+"""Topics of JSON objects as tables: columns follow the fields, and what cannot be a row is in the table of bad records, once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from appliance.pipeline.table_query import TableQuery
+from appliance.records.compression import Codec
+from services.tabler.delta_table import BAD, TableTrouble
+from services.tabler.json_columns import COLUMNS_MAX, NAME_BYTES_MAX, JsonRows
+from tests.unit.pipeline.made_batches import made, made_of
+from tests.unit.services.tabler.test_table_run import Killed, OneTable
+
+BASE = {"partition", "offset", "timestamp", "key", "headers", "other_fields"}
+
+
+def json_table(path: Path, values: list[bytes | None]) -> OneTable:
+    table = OneTable(path, made_of(0, [(1_000, None, value, ()) for value in values]), len(values))
+    table.schema = "json"
+    return table
+
+
+def fields(row: dict[str, Any]) -> dict[str, Any]:
+    """What a row has of its record, as JSON would have it."""
+    found = {name.removeprefix("json_"): value for name, value in row.items() if name not in BASE and value is not None}
+    return found | json.loads(row["other_fields"] or "{}")
+
+
+def bad_rows(table: OneTable) -> list[dict[str, Any]]:
+    return sorted(DeltaTable(table.directory / BAD).to_pyarrow_table().to_pylist(), key=lambda row: row["offset"])
+
+
+def test_columns_follow_the_fields_and_no_value_is_lost(tmp_path: Path) -> None:
+    sent: list[dict[str, Any]] = [
+        {"host": "a", "load": 1, "up": True},
+        {"host": "b", "load": 2, "up": False, "temperature": 20.5},
+        {"host": 7, "load": 2.5, "up": "yes", "temperature": 3, "tags": "one"},
+        {"host": {"n": [1, "ü"]}, "load": "high", "nothing": None, "key": "k", "Host": "c", "a b": 1, "": 2},
+        {"load": 1 << 60, "temperature": 1e300},
+    ]
+    table = json_table(tmp_path, [json.dumps(each).encode() for each in sent[:2]])
+    assert table.run().rows == 2
+    names = set(pa.schema(DeltaTable(table.directory).schema().to_arrow()).names)
+    assert names == BASE | {"host", "load", "up", "temperature"}
+    table.grow(made(2, [json.dumps(each).encode() for each in sent[2:4]]) + made(4, [json.dumps(sent[4]).encode()], Codec.ZSTD), 5)
+    table.run()
+    rows = table.rows()
+    assert [row["load"] for row in rows] == [1, 2, None, None, 1 << 60], "a column keeps its type; the rest is in other_fields"
+    assert [row["host"] for row in rows] == ["a", "b", "7", '{"n":[1,"ü"]}', None], "text takes everything"
+    expected = [{name: value for name, value in each.items() if value is not None} for each in sent]
+    expected[2]["host"], expected[3]["host"] = "7", '{"n":[1,"ü"]}'
+    assert [fields(row) for row in rows] == expected
+    assert rows[3]["json_key"] == "k" and rows[3]["key"] is None
+    assert not (table.directory / BAD).exists()
+
+
+HOSTILE: list[tuple[bytes | None, str]] = [
+    (None, "has no value"),
+    (b"", "not JSON"),
+    (b"no JSON", "not JSON"),
+    (b"[1]", "not a JSON object"),
+    (b'{"a":NaN}', "not JSON"),
+    (b'{"a":Infinity}', "not JSON"),
+    (b'{"a":1e999}', "not JSON"),
+    (b'{"a":"\\ud800"}', "not JSON"),
+    (b'{"a":"\xff"}', "not JSON"),
+    (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not JSON"),
+    (b'{"a":' + b'{"a":' * 300 + b"1" + b"}" * 301, "nested too deeply"),
+    (b'{"a":1}{"a":2}', "not JSON"),
+    (b'{"a":1', "not JSON"),
+]
+
+
+def test_what_is_no_object_is_in_the_table_of_bad_records_with_its_reason_and_bytes(tmp_path: Path) -> None:
+    good = [b'{"a":1}', b'{"a":1,"a":2}', b'{"a":123456789012345678901234567890}', b'{"a":-0}', b' {"a":\n5}']
+    values = [value for pair in zip(good, [value for value, _ in HOSTILE]) for value in pair] + [value for value, _ in HOSTILE[len(good) :]]
+    table = json_table(tmp_path, values)
+    result = table.run()
+    assert (result.rows, result.bad_rows, table.offset()) == (len(values), len(HOSTILE), len(values))
+    bad = bad_rows(table)
+    assert [row["value"] for row in bad] == [value for value, _ in HOSTILE]
+    for row, (value, words) in zip(bad, HOSTILE):
+        assert words in row["reason"] and values[row["offset"]] == value and (row["topic"], row["partition"]) == ("t", 0)
+    assert [row["a"] for row in table.rows()] == [1.0, 2.0, 123456789012345678901234567890.0, 0.0, 5.0], "the last of equal names; doubles"
+    with pytest.raises(TableTrouble, match=r"millrace\.table.schema is records; set that to json"):
+        table.schema = "records"
+        table.run()
+
+
+def test_a_topic_without_any_object_is_a_table_without_rows(tmp_path: Path) -> None:
+    table = json_table(tmp_path, [b"x", b"y"])
+    assert table.run().committed and table.rows() == [] and len(bad_rows(table)) == 2 and table.offset() == 2
+
+
+@pytest.mark.parametrize("dies_at", ["bad records committed", "create", "add columns", "write", "sync", "rename", "commit", "committed"])
+def test_a_kill_at_any_step_leaves_each_record_once_in_one_of_both_tables(tmp_path: Path, dies_at: str) -> None:
+    table = json_table(tmp_path, [b'{"a":1}', b"bad", b'{"a":2}'])
+    if dies_at != "create":
+        table.run()
+        table.grow(made(3, [b'{"a":3}', b"worse", b'{"b":4}']), 6)
+    seen = []
+
+    def step(name: str) -> None:
+        seen.append(name)
+        if name == dies_at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        table.run(step=step)
+    end = 6 if dies_at != "create" else 3
+    table.grow(made(end, [b'{"c":5}', b"last"]), end + 2)
+    table.run()
+    good, bad = table.offsets(), [row["offset"] for row in bad_rows(table)]
+    assert seen[-1] == dies_at and sorted(good + bad) == list(range(end + 2))
+    assert bad == ([1, 4, 7] if end == 6 else [1, 4])
+
+
+def test_columns_are_bounded_in_number_and_name(tmp_path: Path) -> None:
+    names = [f"f{number}" for number in range(COLUMNS_MAX + 50)]
+    record: dict[str, Any] = dict.fromkeys(names, 1) | {"x" * (NAME_BYTES_MAX + 1): 2}
+    table = json_table(tmp_path, [json.dumps(record).encode()] * 2)
+    table.run()
+    assert len(DeltaTable(table.directory).schema().fields) == len(BASE) + COLUMNS_MAX
+    assert [fields(row) for row in table.rows()] == [record, record]
+    (tmp_path / "long").mkdir()
+    long = json_table(tmp_path / "long", [json.dumps({"x" * (NAME_BYTES_MAX + 1): 2, "json_offset": 1, "offset": 3}).encode()])
+    long.run()
+    (row,) = long.rows()
+    assert row["json_offset"] == 3 and json.loads(row["other_fields"]) == {"x" * (NAME_BYTES_MAX + 1): 2, "json_offset": 1}
+
+
+def test_flat_records_are_decoded_by_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second batch needs no Python for each record."""
+    rows = JsonRows("t")
+    count = 100
+    columns = {"partition": pa.array([0] * count, pa.int32()), "offset": pa.array(range(count), pa.int64())}
+    columns |= {"timestamp": pa.array([1] * count, pa.timestamp("us", "UTC")), "key": pa.nulls(count, pa.binary())}
+    columns |= {"headers": pa.nulls(count, JsonRows("t").schema.field("headers").type)}
+    batch = pa.RecordBatch.from_pydict({**columns, "value": pa.array([b'{"a":%d,"b":"x"}' % number for number in range(count)])})
+    first = rows.make(batch)
+    monkeypatch.setattr("services.tabler.json_columns.open_objects", None)
+    assert rows.make(batch).rows == first.rows
+
+
+def test_duckdb_reads_what_was_sent(tmp_path: Path) -> None:
+    table = json_table(tmp_path, [json.dumps({"host": f"h{number % 3}", "size": number}).encode() for number in range(100)] + [b"bad"])
+    table.run()
+    query = TableQuery({"t": str(table.directory), "t/_bad": str(table.directory / BAD)}, 64 << 20, 1)
+    sums = {f"h{host}": sum(number for number in range(100) if number % 3 == host) for host in range(3)}
+    assert list(query.start("select host, sum(size) from t group by 1 order by 1")[1]) == [[(host, str(size)) for host, size in sums.items()]]
+    assert list(query.start('select "offset", value from "t/_bad"')[1]) == [[("100", "bad")]]
