@@ -71,6 +71,8 @@ def query(
     except QueryRefused as refused:
         raise UsageProblem(str(refused)) from refused
     except QueryFailed as failed:
+        if str(failed).startswith("Out of Memory"):
+            raise QueryFailed(f"{failed}\n\nIt has {memory} MiB: more with --memory MIB") from failed
         if "Table with name" not in str(failed):
             raise
         known = ", ".join(sorted(topics)[:NAMED_MAX]) or "none"

@@ -257,12 +257,15 @@ class _TableRun:
         if not self._bad.rows:
             return
         if not self._bad_table.exists:
+            self._bad_step("create")
             self._bad_table.create(BAD_SCHEMA)
             if self._bad_offsets != self._bad_table.offsets(self._job.partitions):
                 raise self._is_others()
         further = {partition: offset for partition, offset in moved.items() if offset > self._bad_offsets.get(partition, -1)}
-        self._bad_table.append(self._bad.finish(lambda _step: None), further, (), lambda _step: None)
-        self._job.step("bad records committed")
+        self._bad_table.append(self._bad.finish(self._bad_step), further, (), self._bad_step)
+
+    def _bad_step(self, name: str) -> None:
+        self._job.step(f"bad records: {name}")
 
     def _add_columns(self) -> None:
         """Give the table the columns that rows have. Another box may have added some that do not go with ours."""

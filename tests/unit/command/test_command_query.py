@@ -146,7 +146,7 @@ def test_a_query_reads_and_writes_no_file_and_changes_no_setting(ask: Ask, tmp_p
 
 def test_a_query_that_needs_more_memory_than_allowed_fails(ask: Ask) -> None:
     error = ask("select max(x) from (select list(range) x from range(100000000))", "--memory", "64").exception
-    assert isinstance(error, QueryFailed) and "Out of Memory" in str(error)
+    assert isinstance(error, QueryFailed) and "Out of Memory" in str(error) and "--memory MIB" in str(error)
 
 
 def test_files_that_cannot_match_are_not_opened(ask: Ask, tables: Path, tmp_path: Path) -> None:

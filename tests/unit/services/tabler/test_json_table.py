@@ -98,10 +98,15 @@ def test_a_topic_without_any_object_is_a_table_without_rows(tmp_path: Path) -> N
     assert table.run().committed and table.rows() == [] and len(bad_rows(table)) == 2 and table.offset() == 2
 
 
-@pytest.mark.parametrize("dies_at", ["bad records committed", "create", "add columns", "write", "sync", "rename", "commit", "committed"])
+STEPS = ["create", "add columns", "write", "sync", "rename", "commit", "committed"]
+BAD_STEPS = [f"bad records: {name}" for name in ("create", "write", "sync", "rename", "commit", "committed")]
+
+
+@pytest.mark.parametrize("dies_at", [*BAD_STEPS, *STEPS])
 def test_a_kill_at_any_step_leaves_each_record_once_in_one_of_both_tables(tmp_path: Path, dies_at: str) -> None:
     table = json_table(tmp_path, [b'{"a":1}', b"bad", b'{"a":2}'])
-    if dies_at != "create":
+    creates = dies_at.endswith("create")
+    if not creates:
         table.run()
         table.grow(made(3, [b'{"a":3}', b"worse", b'{"b":4}']), 6)
     seen = []
@@ -113,12 +118,39 @@ def test_a_kill_at_any_step_leaves_each_record_once_in_one_of_both_tables(tmp_pa
 
     with pytest.raises(Killed):
         table.run(step=step)
-    end = 6 if dies_at != "create" else 3
+    end = 3 if creates else 6
     table.grow(made(end, [b'{"c":5}', b"last"]), end + 2)
     table.run()
     good, bad = table.offsets(), [row["offset"] for row in bad_rows(table)]
     assert seen[-1] == dies_at and sorted(good + bad) == list(range(end + 2))
     assert bad == ([1, 4, 7] if end == 6 else [1, 4])
+
+
+@pytest.mark.parametrize("at", ["bad records: create", "bad records: commit", "add columns", "commit"])
+def test_of_two_writers_one_writes_both_tables(tmp_path: Path, at: str) -> None:
+    """The old leader does not know yet that there is a new one, which sees further fields."""
+    table = json_table(tmp_path, [b'{"a":1}', b"bad"])
+    if not at.endswith("create"):
+        table.run()
+    end = 2 if at.endswith("create") else 4
+    if end == 4:
+        table.grow(made(2, [b'{"b":2}', b"worse"]), end)
+    seen: list[str] = []
+
+    def new_leader(name: str) -> None:
+        seen.append(name)
+        if name == at and seen.count(at) == 1:
+            table.grow(made(end, [b'{"b":3,"c":"x"}', b"last"]), end + 2)
+            table.run()
+
+    with pytest.raises(TableTrouble, match=r"another writer|another box|add columns"):
+        table.run(step=new_leader)
+    table.run()
+    good, bad = table.offsets(), [row["offset"] for row in bad_rows(table)]
+    assert at in seen and sorted(good + bad) == list(range(end + 2)) and len(bad) == (end + 2) // 2
+    for directory in (table.directory, table.directory / BAD):
+        named = {path.rpartition("/")[2] for path in DeltaTable(directory).file_uris()}
+        assert named == {path.name for path in directory.glob("*.parquet")}, "the loser removed its files"
 
 
 def test_columns_are_bounded_in_number_and_name(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
@@ -214,6 +215,17 @@ def test_a_commit_takes_a_bounded_part_and_the_next_one_goes_on(tmp_path: Path) 
     while results[-1].is_full:
         results.append(table.run(bytes_max=1 << 20, expected_id=results[0].table_id))
     assert len(results) > 1 and table.offsets() == list(range(3_000))
+
+
+def test_each_file_has_bounds_by_which_readers_skip_it(tmp_path: Path) -> None:
+    table = OneTable(tmp_path, made_of(0, [(5_000, None, b"a", ()), (1_000, None, b"b", ())]), 2)
+    table.run()
+    table.grow(made_of(2, [(1 << 61, None, b"no year of a calendar", ())]), 3)
+    table.run()
+    actions = sorted(pa.table(DeltaTable(table.directory).get_add_actions(flatten=True)).to_pylist(), key=lambda action: action["min.offset"])
+    assert [(action["num_records"], action["min.offset"], action["max.offset"], action["max.partition"]) for action in actions] == [(2, 0, 1, 0), (1, 2, 2, 0)]
+    times = [(action["min.timestamp"], action["max.timestamp"]) for action in actions]
+    assert [at and at.timestamp() for at in times[0]] == [1.0, 5.0] and times[1] == (None, None), "a time beyond is not bounded"
 
 
 def test_records_that_retention_deleted_first_are_said_with_their_offsets(tmp_path: Path) -> None:
