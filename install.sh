@@ -11,7 +11,7 @@ PYTHON_MINOR_MIN=11
 JAVA_MIN=11
 
 SIZE="about 55 MB to download, 180 MB on disk"
-PIPELINE_SIZE="about 580 MB to download (456 MB of it PySpark), 900 MB on disk"
+PIPELINE_SIZE="about 605 MB to download (456 MB of it PySpark), 925 MB on disk"
 
 # chromium for the console's page; of prometheus only promtool is used, which needs no other package; postgresql for `millrace load`.
 PEER_PACKAGES="kcat rsyslog rsyslog-relp rsyslog-openssl rsyslog-kafka rsyslog-elasticsearch syslog-ng-core systemd-journal-remote chromium chromium-driver prometheus postgresql-15"
