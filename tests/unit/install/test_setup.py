@@ -153,3 +153,12 @@ def test_maven_runs_by_the_java_of_pypi_where_there_is_no_other(tmp_path: Path) 
     answer = run_functions(tmp_path, f'unset JAVA_HOME; VENV=$SCRATCH/venv PYTHON={sys.executable}; PATH=$SCRATCH/bin; jars_for_venv || echo "failed"')
     assert answer.lines[-1] == "failed" and "mvn ended with 1" in answer.output
     assert (tmp_path / "maven").read_text().strip() == str(java.parent.parent)
+
+
+def test_a_java_that_is_a_script_on_the_path_has_no_home_that_could_be_named(tmp_path: Path) -> None:
+    (tmp_path / "shims").mkdir()
+    java = tmp_path / "shims/java"
+    java.write_text("#!/bin/sh\necho 'openjdk version \"17.0.1\"' >&2\n")
+    java.chmod(0o755)
+    answer = run_functions(tmp_path, f"unset JAVA_HOME; VENV=$SCRATCH; PATH={tmp_path}/shims:$PATH; java_is_there && echo \"there, home '$(java_home)'\"")
+    assert answer.lines == ["there, home ''"]
