@@ -41,7 +41,14 @@ PRODUCE_PATH = "/api/records/produce"
 GROUP_PATH = "/api/group"
 DISKS_PATH = "/api/disks"
 DRAIN_PATH = "/api/disk/drain"
-KEPT_MS_BY_PATH = {DISKS_PATH: 1_000, "/api/groups": 4_000, "/api/transactions": 2_000, "/api/producers": 1_000, "/api/boxes": 15_000}
+KEPT_MS_BY_PATH = {
+    DISKS_PATH: 1_000,
+    "/api/groups": 4_000,
+    "/api/transactions": 2_000,
+    "/api/producers": 1_000,
+    "/api/audit": 2_000,
+    "/api/boxes": 15_000,
+}
 """How long these answers are kept for other pages: to look at all groups, transactions or boxes is dear."""
 OF_DISKS = "box_documents.DiskContents"
 """Its methods also need the console's samples."""
@@ -54,6 +61,8 @@ READS = {
     GROUP_PATH: "group_documents.group_document",
     "/api/transactions": "transaction_documents.transactions_document",
     "/api/producers": "transaction_documents.producers_document",
+    "/api/settings": "settings_documents.settings_document",
+    "/api/audit": "settings_documents.audit_document",
     "/api/boxes": "box_documents.boxes_document",
     DISKS_PATH: f"{OF_DISKS}.document",
 }

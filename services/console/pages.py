@@ -35,6 +35,8 @@ PAGES = (
     Page("transactions.html", "/transactions", "Transactions", ("transactions.js",)),
     Page("disks.html", "/disks", "Disks", ("disks.js",)),
     Page("alarms.html", "/alarms", "Alarms", ("alarms.js",)),
+    Page("settings.html", "/settings", "Settings", ("settings.js",)),
+    Page("audit.html", "/audit", "Audit", ("audit.js",)),
     Page("senders.html", "/senders", "Senders", ("senders.js",)),
 )
 

@@ -261,6 +261,10 @@ def test_the_audit_has_logins_denials_and_changes_and_no_secret(place: Place) ->
     wanted = {"audit.login", "audit.login.failed", "audit.denied", "audit.user.altered", "audit.acl.created", "audit.topic.created", "audit.quota.altered"}
     place.await_audit()
     found = records(place, "auditor")
+    shown = place.box.get_local("/api/audit?event=audit.topic.created&contains=given")[1]
+    assert {(each["event"], each["resource"], each["outcome"]) for each in shown["events"]} == {("audit.topic.created", "topic given", "done")}
+    assert wanted <= set(shown["kinds"]) and place.box.get_local("/api/audit?contains=no-such-text")[1]["count"] == 0
+    assert place.box.get("/api/audit")[0] == 403
     assert wanted <= {each["event"] for each in found}
     made = next(each for each in found if each["event"] == "audit.topic.created" and each["resource"] == "topic given")
     assert (
