@@ -1,7 +1,8 @@
 """The pages of the console: which there are, and the frame around them: head, navigation, theme.
 
 Pure. A page's file in `assets` has only what is its own; the frame is put around it once, when the
-console starts, so the navigation is the same everywhere and works without JavaScript.
+console starts, so the navigation is the same everywhere and works without JavaScript. Pages lie in
+one folder and name others relative to it, so a proxy may put a prefix before their paths.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Page(NamedTuple):
 
 
 PAGES = (
-    Page("index.html", "/", "Overview", ("uPlot.iife.min.js", "charts.js", "page.js"), ("uPlot.min.css",)),
+    Page("index.html", "/", "Overview", ("uPlot.iife.min.js", "charts.js", "page.js"), ("logs.css", "uPlot.min.css")),
     Page("logs.html", "/logs", "Search", ("logs.js",)),
     Page("topics.html", "/topics", "Topics", ("topics.js",)),
     Page("messages.html", "/messages", "Messages", ("messages.js",)),
@@ -43,8 +44,8 @@ PAGES = (
 
 def whole_page(page: Page, assets: Path = ASSETS) -> bytes:
     """Return the HTML of a page, in its frame."""
-    styles = [f'<link rel="stylesheet" href="/assets/{name}">' for name in (*COMMON_STYLES, *page.styles)]
-    scripts = [f'<script src="/assets/{name}" defer></script>' for name in (*COMMON_SCRIPTS, *page.scripts)]
+    styles = [f'<link rel="stylesheet" href="assets/{name}">' for name in (*COMMON_STYLES, *page.styles)]
+    scripts = [f'<script src="assets/{name}" defer></script>' for name in (*COMMON_SCRIPTS, *page.scripts)]
     parts = {
         "TITLE": escape("Millrace" if page.path == "/" else f"{page.name} · Millrace"),
         "LINKS": "\n".join(styles + scripts),
@@ -58,4 +59,4 @@ def whole_page(page: Page, assets: Path = ASSETS) -> bytes:
 
 
 def _link(page: Page, is_current: bool) -> str:
-    return f'<a href="{page.path}"{" aria-current=" + chr(34) + "page" + chr(34) if is_current else ""}>{escape(page.name)}</a>'
+    return f'<a href="{page.path[1:] or "./"}"{" aria-current=" + chr(34) + "page" + chr(34) if is_current else ""}>{escape(page.name)}</a>'

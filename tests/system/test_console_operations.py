@@ -1,26 +1,35 @@
-"""The pages of alarms and transactions in a real browser, of one box whose log-writers take what no coordinator knows."""
+"""All pages of the console in a real browser: axe-core's rules, a proxy with a prefix; alarms, transactions, charts of days, settings.
+
+Of one box, whose log-writers take what no coordinator knows.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 from selenium import webdriver
 
 from appliance.base.clock import SystemClock
-from lab.browser import browser, complaints, leave, missing_browser
+from lab.browser import browser, complaints, leave, missing_browser, show_as
+from lab.client_packages import JS, missing_js
 from lab.console_page import HOSTILE, ConsolePage
 from lab.raw_coordination import RawCoordination
 from lab.raw_transactions import transactional_batch
 from lab.running_box import RunningBox, eventually
+from services.console.figure_history import KEPT_SERIES, FigureHistory
+from services.console.pages import PAGES
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))]
 
@@ -55,7 +64,7 @@ def sent_alarms() -> Iterator[tuple[str, list[str]]]:
 
 @pytest.fixture(scope="module")
 def keeper(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., RunningBox], sent_alarms: tuple[str, list[str]]) -> Iterator[RunningBox]:
-    settings = {"transaction.partition.verification.enable": False, "alerts.url": sent_alarms[0]}
+    settings = {"transaction.partition.verification.enable": False, "alerts.url": sent_alarms[0].replace("://", "://me:pa55word@")}
     box = start_shared(tmp_path_factory.mktemp("operations") / "box", disks=1, settings=settings)
     yield box
     box.stop()
@@ -143,5 +152,159 @@ def test_an_alarm_is_shown_with_its_runbook_sent_and_remembered_over_a_restart(
     assert began in page.text("#past") and page.text("#problems") == ""
     page.driver.find_element("id", "only").send_keys("no alarm is called so")
     page.wait("#past", "No past alarm has this text")
+    complaints(page.driver)  # of requests while the console did not run
+    assert page.is_quiet()
+
+
+READY = {
+    "/": "#topics tbody tr",
+    "/logs": "#topic-names option",
+    "/topics": "#topics tbody tr",
+    "/topics?topic=syslog": "#settings tbody tr",
+    "/messages": "#topic-names option",
+    "/groups": "#groups tbody tr",
+    "/transactions": "#topic-names option",
+    "/disks": "#boxes tbody tr",
+    "/alarms": "#runbook details",
+    "/settings": "#settings tbody tr",
+    "/audit": "#events tbody tr",
+    "/senders": "#listeners tbody tr",
+}
+"""By address: what is there when the page has its first answer."""
+
+AXE = "const done = arguments[0]; axe.run(document, { resultTypes: ['violations'] }).then(({ violations }) => done(violations.map((each) => "
+AXE += "[each.id, ...each.nodes.map((node) => node.html)])), (error) => done([String(error)]))"
+UNREACHABLE = """
+return [...document.querySelectorAll('a, button, input, select, summary, textarea, [onclick]')].filter((each) => each.checkVisibility() && each.tabIndex < 0)
+"""
+
+
+@pytest.mark.skipif(missing_js() is not None, reason=str(missing_js()))
+def test_all_pages_keep_the_rules_of_axe_core_in_both_themes_and_on_a_phone(page: ConsolePage) -> None:
+    assert {path.partition("?")[0] for path in READY} == {each.path for each in PAGES}
+    rules = (JS / "node_modules" / "axe-core" / "axe.min.js").read_text()
+    page.driver.set_script_timeout(60)
+    for path, selector in READY.items():
+        show_as(page.driver, 1440)
+        page.open(path)
+        eventually(lambda selector=selector: page.run("return document.querySelector(arguments[0]) !== null", selector), f"{path} is there", 60)  # type: ignore[misc]
+        page.run(rules)
+        for width, theme in ((1440, "light"), (390, "dark")):
+            show_as(page.driver, width, theme=theme)
+            assert page.driver.execute_async_script(AXE) == [], f"{path} with {width} pixels, {theme}"
+        assert page.run(UNREACHABLE) == [] and page.is_quiet(), path
+
+
+class PrefixProxy(BaseHTTPRequestHandler):
+    """A proxy as nginx is by default: takes the prefix away, and names the console as the host."""
+
+    console: Any
+    prefix = "/boxes/first"
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        if not self.path.startswith(f"{self.prefix}/"):
+            self.send_error(404)
+            return
+        with closing(HTTPConnection(*self.console, timeout=30)) as connection:
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
+            connection.request("GET", self.path.removeprefix(self.prefix), headers=headers)
+            answer = connection.getresponse()
+            body = answer.read()
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("transfer-encoding", "connection", "content-length", "date"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def test_all_pages_work_behind_a_proxy_with_a_prefix(driver: webdriver.Chrome, keeper: RunningBox) -> None:
+    asked: list[str] = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Proxy", (PrefixProxy,), {"console": keeper.http, "asked": asked}))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        leave(driver)
+        page = ConsolePage(driver, f"http://127.0.0.1:{server.server_port}{PrefixProxy.prefix}")
+        for path, selector in READY.items():
+            page.open(path)
+            eventually(lambda selector=selector: page.run("return document.querySelector(arguments[0]) !== null", selector), f"{path} is there", 60)  # type: ignore[misc]
+            assert page.run("return [...document.querySelectorAll('nav a')].map((each) => each.pathname)") == [PrefixProxy.prefix + each.path for each in PAGES]
+            assert page.is_quiet(), path
+        page.run("[...document.querySelectorAll('nav a')].find((each) => each.textContent === 'Topics').click()")
+        page.wait("#topics", "syslog")
+        page.run("[...document.querySelectorAll('#topics a')].find((each) => each.textContent === 'syslog').click()")
+        page.wait("#title", "syslog")
+        leave(driver)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert [path for path in asked if not path.startswith(f"{PrefixProxy.prefix}/") and path != "/favicon.ico"] == []
+
+
+def test_settings_have_their_sources_and_no_secret(page: ConsolePage, keeper: RunningBox) -> None:
+    _, document = keeper.get("/api/settings")
+    found = {each["name"]: each for each in document["settings"]}
+    assert {name: (found[name]["value"], found[name]["source"]) for name in ("alerts.url", "num.partitions", "transaction.partition.verification.enable")} == {
+        "alerts.url": (None, "file"),
+        "num.partitions": ("1", "default"),
+        "transaction.partition.verification.enable": ("false", "file"),
+    }
+    assert "pa55word" not in json.dumps([document, keeper.get("/api/alarms")[1]])
+    admin = AdminClient({"bootstrap.servers": keeper.bootstrap})
+    resource = ConfigResource(ConfigResource.Type.BROKER, str(keeper.box.broker_id))
+    resource.add_incremental_config(ConfigEntry("log.retention.ms", "7200000", incremental_operation=AlterConfigOpType.SET))
+    admin.incremental_alter_configs([resource])[resource].result(20)
+    page.open("/settings")
+    page.wait("#settings", "alerts.urlnot shownfile")
+    page.driver.find_element("id", "only").send_keys("retention.ms")
+    page.wait("#settings", "log.retention.ms7200000 2hdynamic, this box")
+    page.run("const chosen = document.getElementById('source'); chosen.value = 'default'; chosen.dispatchEvent(new Event('input'))")
+    assert "log.retention.ms7200000" not in page.text("#settings") and page.is_quiet()
+
+
+def test_charts_of_days_are_zoomed_moved_compared_and_read_as_a_table_in_a_chosen_zone(page: ConsolePage, keeper: RunningBox) -> None:
+    history, now = FigureHistory(), SystemClock.wall_ms() // 60_000
+    for back in range(1, 2_880):
+        history.minutes.put(now - back, (1024.0 * (2 if back > 1_400 else 1), *[1.0] * (len(KEPT_SERIES) - 1)))
+    for back in range(1, 2_880):
+        history.quarters.put(now // 15 - back, (3072.0, *[1.0] * (len(KEPT_SERIES) - 1)))
+    console = keeper.stop_process("console")  # it writes no file while this is replaced
+    Path(keeper.box.state_directory, "console", "figures").write_bytes(history.take()[0].content)
+    os.kill(console, signal.SIGKILL)
+    keeper.await_restart("console", console)
+    asked = f"/api/history?from={(now - 60) * 60_000}&to={now * 60_000}"
+    eventually(lambda: any(keeper.get(asked)[1]["received_bytes_per_s"]), "the console has read them")
+    show_as(page.driver, 1440)
+    page.open("/")
+    choose = "const [id, value] = arguments, field = document.getElementById(id); "
+    choose += "field[field.type === 'checkbox' ? 'checked' : 'value'] = value; field.dispatchEvent(new Event('change'))"
+    table = "#chart-bytes + details table"
+    page.run(choose, "range", "21600000")
+    page.wait(table, "received1.0 KiB/s1.0 KiB/s1.0 KiB/s1.0 KiB/s")
+    page.run(choose, "yesterday", True)
+    page.wait(table, "received, a day before2.0 KiB/s")
+    page.run(choose, "log", True)
+    assert "received: last 1.0 KiB/s" in page.run("return document.querySelector('#chart-bytes canvas').ariaLabel")
+    page.press("Zoom in")
+    page.wait("#range-note", " to ")
+    begins = page.run("return span.from")
+    page.press("← Earlier")
+    eventually(lambda: page.run("return span.from") < begins, "it shows an earlier time")
+    page.run(choose, "range", "2592000000")
+    page.wait(table, "received3.0 KiB/s3.0 KiB/s3.0 KiB/s3.0 KiB/s")
+    assert page.driver.find_element("id", "chart-lag").is_displayed() and not page.driver.find_element("id", "chart-disks").is_displayed()
+    page.run(choose, "time-zone", "Asia/Tehran")
+    page.wait("#footer", "times are of Asia/Tehran")
+    assert page.run("return [timeText(0), momentOf('1970-01-01T03:30:00')]") == ["1970-01-01 03:30:00.000", 0]
+    page.run("localStorage.clear()")
+    show_as(page.driver, 390)
     complaints(page.driver)  # of requests while the console did not run
     assert page.is_quiet()

@@ -267,8 +267,8 @@ const answered = (content) => new Response(content, { headers: { "Content-Type":
 const value = (number) => JSON.stringify({ host: "web", severity: number % 3 ? "info" : "err", message: `line ${number} <script>window.harmed = 1</script>` });
 const line = (number) => JSON.stringify({ record: { partition: 0, offset: number, timestamp: 1700000000000 + number, value: value(number) } }) + "\\n";
 window.fetch = (url, options) => {
-  if (String(url).startsWith("/api/search/check")) return Promise.resolve(answered('{"marks":[]}'));
-  if (!String(url).startsWith("/api/search")) return asked(url, options);
+  if (String(url).startsWith("api/search/check")) return Promise.resolve(answered('{"marks":[]}'));
+  if (!String(url).startsWith("api/search")) return asked(url, options);
   return Promise.resolve(answered(new ReadableStream({ start(controller) {
     let before = performance.now();
     const frame = (at) => {

@@ -7,7 +7,7 @@ class Refused extends Error {
 }
 
 async function answered(path, options) {
-  const response = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(KAFKA_MS_MAX), ...options });
+  const response = await fetch(here(path), { cache: "no-store", signal: AbortSignal.timeout(KAFKA_MS_MAX), ...options });
   const document = await response.json().catch(() => ({}));
   if (response.status === 401) goToLogin();
   if (!response.ok) throw new Refused(response.status, document);
@@ -83,7 +83,7 @@ const parameter = (name) => new URLSearchParams(location.search).get(name) ?? ""
 
 function link(text, path, parameters = {}) {
   const made = make("a", "", text), query = new URLSearchParams(parameters).toString();
-  made.href = query ? `${path}?${query}` : path;
+  made.href = query ? `${here(path)}?${query}` : here(path);
   return made;
 }
 

@@ -86,7 +86,7 @@ function deleteGroup() {
   openDialog({
     title: `Delete ${chosen}`, text: "The group and its offsets go, for good. It must have no members.", action: "Delete the group", isDanger: true,
     fields: [{ name: "confirm", label: `Type ${chosen} to confirm`, required: true }],
-    run: async ({ confirm }) => { await postJson("/api/group/delete", { group: chosen, confirm }); location.href = "/groups"; },
+    run: async ({ confirm }) => { await postJson("/api/group/delete", { group: chosen, confirm }); location.href = "groups"; },
   });
 }
 

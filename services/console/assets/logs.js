@@ -29,7 +29,7 @@ function chosenTimes() {
   const range = $("range").value, now = Date.now();
   // The box subtracts an age from its own time: the clock of this machine may be another.
   if (range !== "fixed") return { from: now - parseInt(range, 10) * AGE_MS[range.slice(-1)], to: now, asked: { since: range } };
-  const from = Date.parse($("since").value), to = $("until").value ? Date.parse($("until").value) : now;
+  const from = momentOf($("since").value), to = $("until").value ? momentOf($("until").value) : now;
   return { from, to, asked: { since: Math.floor(from), until: Math.ceil(to) } };
 }
 
@@ -169,7 +169,7 @@ function recordBody(record) {
 
 async function ask(path, parameters, signal) {
   for (let tries = 1; ; tries++) {
-    const response = await fetch(`${path}?${new URLSearchParams(parameters)}`, { ...ASKED, signal });
+    const response = await fetch(`${here(path)}?${new URLSearchParams(parameters)}`, { ...ASKED, signal });
     if (response.ok) return response;
     if (response.status === 401) goToLogin();
     const document = await response.json().catch(() => ({}));
@@ -424,7 +424,7 @@ function download() {
 
 async function showTopics(isFirst = false) {
   setTimeout(() => { showTopics().catch(() => {}); }, TOPICS_EVERY_MS);
-  const { topics } = await (await fetch("/api/topics", ASKED)).json();
+  const { topics } = await (await fetch(here("/api/topics"), ASKED)).json();
   $("topic-names").replaceChildren(...topics.map((topic) => { const option = make("option"); option.value = topic.name; return option; }));
   if (!isFirst || $("topic").value) return;
   const names = topics.map((topic) => topic.name);

@@ -123,7 +123,7 @@ async function show() {
   showFrom();
   writeAddress();
   const from = $("from").value, topic = $("topic").value.trim();
-  $("search").href = `/logs#${new URLSearchParams({ topic })}`;
+  $("search").href = `logs#${new URLSearchParams({ topic })}`;
   document.title = `${topic} · Messages · Millrace`;
   $("state").textContent = "Reading …";
   try {

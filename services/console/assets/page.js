@@ -1,4 +1,4 @@
-// The first page: asks /api/overview every two seconds and shows what it says. Everything from the box is put in as text, never as HTML.
+// The first page: asks /api/overview every two seconds, and /api/history for charts of longer times. Text from the box is put in as text, never as HTML.
 "use strict";
 const EVERY_MS = 2000;
 const ANSWER_MS_MAX = 5000;
@@ -82,9 +82,9 @@ function showAlarms(box) {
   fill($("alarms"), [["", ""], ["what", "words"], ["began", "number soft"], ["lasted", "number soft"]], box.alarms.slice(0, 8).map((alarm) => [
     badge(alarm.ended_ms == null ? alarm.severity : "over", alarm.ended_ms == null ? kinds[alarm.severity] : ""),
     [alarm.words, make("span", "under", `${alarm.name}: ${alarm.meaning}`)],
-    new Date(alarm.began_ms).toLocaleTimeString("en-GB"),
+    timeText(alarm.began_ms).slice(0, 19),
     alarm.ended_ms == null ? "goes on" : durationText(alarm.ended_ms - alarm.began_ms),
-  ]), "Nothing was the matter since the console started.");
+  ]), "Nothing was the matter.");
   $("alarms-note").textContent = firing.length ? `${firing.length} now` : "none now";
   const trouble = $("trouble");
   trouble.hidden = !firing.length;
@@ -123,15 +123,85 @@ function showSyslog(box) {
 
 // ---- charts
 
-const charted = (all, names) => names.map(([title, name]) => [title, all.series[name] || []]);
+const charted = (all, names) => [
+  ...names.map(([title, name]) => [title, all.series[name] || []]),
+  ...(before ? names.map(([title, name]) => [`${title}, a day before`, dayBefore(all, before, name), true]) : []),
+];
 const milliseconds = (value) => microsText(value * 1000);
 const past = new ChartHistory();
 const charts = [
   new Chart($("chart-bytes"), "box", rateText, BINARY_STEPS, (all) => charted(all, [["received", "received_bytes_per_s"], ["sent", "sent_bytes_per_s"]])),
   new Chart($("chart-records"), "box", (value) => countText(value) + "/s", null, (all) => charted(all, [["records in", "records_per_s"], ["syslog lines", "syslog_lines_per_s"]])),
   new Chart($("chart-latency"), "box", milliseconds, null, (all) => charted(all, [["produce", "produce_p99_ms"], ["fetch", "fetch_p99_ms"], ["syslog batch", "syslog_p99_ms"]])),
-  new Chart($("chart-disks"), "box", rateText, BINARY_STEPS, (all) => Object.entries(all.disks)),
 ];
+const ofDisks = new Chart($("chart-disks"), "box", rateText, BINARY_STEPS, (all) => Object.entries(all.disks));
+const ofLong = [
+  new Chart($("chart-full"), "box", percentText, null, (all) => charted(all, [["used", "fullest_disk_percent"]])),
+  new Chart($("chart-lag"), "box", countText, null, (all) => charted(all, [["records", "lag_records"]])),
+  new Chart($("chart-cpu"), "box", percentText, null, (all) => charted(all, [["processor", "cpu_percent"]])),
+];
+
+// ---- the time that they show: `span` is null for the last quarter of an hour
+
+const NARROWEST_MS = 600000, LONGEST_MS = 2592000000, DAY_MS = 86400000, HISTORY_EVERY_MS = 60000;
+let span = null, long = null, before = null, askedAt = 0;
+
+async function lookBack() {
+  const now = Date.now();
+  if (now - askedAt < HISTORY_EVERY_MS) return;
+  askedAt = now;
+  const to = span ? span.to ?? now : now, from = span ? span.from ?? to - span.length : to - WINDOW_SECONDS * 1000;
+  const part = async (start, end) => chartedSpan(await getJson("/api/history", { from: Math.round(start), to: Math.round(end) }));
+  const asked = span;
+  const found = await Promise.all([span ? part(from, to) : null, $("yesterday").checked ? part(from - DAY_MS, to - DAY_MS) : null]);
+  if (span !== asked) return;
+  [long, before] = found;
+}
+
+function drawCharts() {
+  document.body.classList.toggle("long-charts", Boolean(span));
+  const shown = span ? long : past;
+  if (!shown?.times.length) return;
+  for (const chart of [...charts, ...(span ? ofLong : [ofDisks])]) chart.draw(shown);
+}
+
+async function show(next) {
+  span = next;
+  long = before = null;
+  askedAt = 0;
+  $("range").value = !span ? "live" : span.length ? String(span.length) : "chosen";
+  for (const id of ["earlier", "zoom-in", "zoom-out"]) $(id).disabled = false;
+  $("later").disabled = !span || span.length;
+  $("range-note").textContent = span?.from ? `${timeText(span.from).slice(0, 16)} to ${timeText(span.to).slice(0, 16)}, ${ZONE}` : "";
+  try {
+    await lookBack();
+    drawCharts();
+  } catch (error) {
+    $("range-note").textContent = problemText(error);
+  }
+}
+
+function ends() {
+  const to = span?.to ?? Date.now();
+  return [span?.from ?? to - (span?.length ?? WINDOW_SECONDS * 1000), to];
+}
+
+function move(share, factor) {
+  const [from, to] = ends(), now = Date.now();
+  const length = Math.min(Math.max((to - from) * factor, NARROWEST_MS), LONGEST_MS), middle = (from + to) / 2 + share * (to - from);
+  const end = Math.min(middle + length / 2, now);
+  show({ from: Math.max(end - length, now - LONGEST_MS), to: end });
+}
+
+for (const chart of [...charts, ofDisks, ...ofLong]) chart.onZoom = (from, to) => { const middle = (from + to) / 2, half = Math.max(to - from, NARROWEST_MS) / 2; show({ from: middle - half, to: Math.min(middle + half, Date.now()) }); };
+$("range").addEventListener("change", () => show($("range").value === "live" ? null : { length: Number($("range").value) }));
+$("earlier").addEventListener("click", () => move(-0.5, 1));
+$("later").addEventListener("click", () => move(0.5, 1));
+$("zoom-in").addEventListener("click", () => move(0, 0.5));
+$("zoom-out").addEventListener("click", () => move(0, 2));
+$("yesterday").addEventListener("change", () => show(span));
+$("log").addEventListener("change", () => { for (const chart of [...charts, ofDisks, ...ofLong]) chart.isLogarithmic = $("log").checked; drawCharts(); });
+show(null);
 
 // ---- the loop
 
@@ -139,7 +209,7 @@ let answeredAt = null;
 
 async function look() {
   try {
-    const answer = await fetch(`/api/overview?since=${past.last_ms}`, { cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS_MAX) });
+    const answer = await fetch(`${here("/api/overview")}?since=${past.last_ms}`, { cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS_MAX) });
     if (answer.status === 401) goToLogin();
     if (!answer.ok) throw new Error(`status ${answer.status}`);
     const box = await answer.json();
@@ -147,17 +217,19 @@ async function look() {
     document.body.classList.remove("stale");
     past.add(box.history);
     for (const show of [showHead, showTiles, showDisks, showProcesses, showAlarms, showGroups, showTopics, showSyslog]) show(box);
-    for (const chart of charts) chart.draw(past);
-    $("footer").textContent = `as of ${answeredAt.toLocaleTimeString("en-GB")}; rates over ${box.seconds.toFixed(0)} s; times are of ${ZONE}.`;
+    if (span || $("yesterday").checked) await lookBack().catch((error) => { $("range-note").textContent = problemText(error); });
+    drawCharts();
+    $("footer").textContent = `as of ${clockText(answeredAt)}; rates over ${box.seconds.toFixed(0)} s; times are of ${ZONE}.`;
   } catch (error) {
     document.body.classList.add("stale");
-    $("ready").textContent = answeredAt ? `no answer since ${answeredAt.toLocaleTimeString("en-GB")}` : "no answer";
+    $("ready").textContent = answeredAt ? `no answer since ${clockText(answeredAt)}` : "no answer";
     $("ready").className = "badge bad";
   }
   setTimeout(look, EVERY_MS);
 }
 
 followTheme(() => {
-  for (const chart of charts) { chart.forget(); if (past.times.length) chart.draw(past); }
+  for (const chart of [...charts, ofDisks, ...ofLong]) chart.forget();
+  drawCharts();
 });
 look();

@@ -2,6 +2,8 @@
 "use strict";
 const THEMES = ["system", "light", "dark"];
 const $ = (id) => document.getElementById(id);
+// The address of what this console serves: pages lie in one folder, before which a proxy may have put a prefix.
+const here = (path) => path.slice(1) || "./";
 
 function make(tag, className, text) {
   const element = document.createElement(tag);
@@ -26,7 +28,7 @@ function metered(share, kind, text) { return [meter(share, kind), make("span", "
 function fill(table, columns, rows, nothing) {
   if (!table.tHead) {
     const row = table.createTHead().insertRow();
-    for (const [title, className] of columns) row.append(make("th", className, title));
+    for (const [title, className] of columns) row.append(make(title ? "th" : "td", className, title));
     table.createTBody();
   }
   table.tHead.hidden = !rows.length;
@@ -71,3 +73,19 @@ function followTheme(drawAgain) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => set(wanted()));
   set(wanted());
 }
+
+// A table that is wider than the screen is scrolled with the keyboard, too.
+function makeScrollable(scroll, name) {
+  scroll.tabIndex = 0;
+  scroll.setAttribute("role", "region");
+  scroll.setAttribute("aria-label", `Table: ${name}`);
+}
+for (const scroll of document.querySelectorAll(".scroll")) makeScrollable(scroll, scroll.closest("section").querySelector("h2")?.firstChild?.textContent.trim() || scroll.querySelector("table").id);
+
+function offerZones() {
+  const zones = [...new Set([ZONE, OWN_ZONE, "UTC", ...Intl.supportedValuesOf("timeZone")])];
+  $("time-zone").append(...zones.map((name) => { const option = make("option", "", name); option.value = name; return option; }));
+  $("time-zone").value = ZONE;
+  $("time-zone").addEventListener("change", () => { localStorage.setItem("zone", $("time-zone").value); location.reload(); });
+}
+offerZones();

@@ -48,7 +48,7 @@ function showSenders() {
 
 async function look() {
   try {
-    const answer = await fetch("/api/senders", { cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS_MAX) });
+    const answer = await fetch(here("/api/senders"), { cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS_MAX) });
     const document = await answer.json();
     if (answer.status === 401) goToLogin();
     if (!answer.ok) throw new Error(document.error);

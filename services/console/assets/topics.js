@@ -36,7 +36,7 @@ function createTopic() {
       if (lines.some((line) => !line.includes("="))) throw new Refused(400, { error: "a setting is NAME=VALUE" });
       const pairs = lines.map((line) => [line.slice(0, line.indexOf("=")).trim(), line.slice(line.indexOf("=") + 1).trim()]);
       await postJson("/api/topic/create", { topic, partitions, replication_factor: replicas, settings: Object.fromEntries(pairs) });
-      location.href = `/topics?${new URLSearchParams({ topic })}`;
+      location.href = `topics?${new URLSearchParams({ topic })}`;
     },
   });
 }
@@ -130,15 +130,15 @@ function deleteTopic() {
   openDialog({
     title: `Delete ${chosen}`, text: "The topic and all its records go, for good.", action: "Delete the topic", isDanger: true,
     fields: [{ name: "confirm", label: `Type ${chosen} to confirm`, required: true }],
-    run: async ({ confirm }) => { await postJson("/api/topic/delete", { topic: chosen, confirm }); location.href = "/topics"; },
+    run: async ({ confirm }) => { await postJson("/api/topic/delete", { topic: chosen, confirm }); location.href = "topics"; },
   });
 }
 
 followTheme(() => {});
 if (chosen) {
   document.title = `${chosen} · Topics · Millrace`;
-  $("messages").href = `/messages?${new URLSearchParams({ topic: chosen })}`;
-  $("search").href = `/logs#${new URLSearchParams({ topic: chosen })}`;
+  $("messages").href = `messages?${new URLSearchParams({ topic: chosen })}`;
+  $("search").href = `logs#${new URLSearchParams({ topic: chosen })}`;
   for (const [id, act] of [["grow", addPartitions], ["trim", trimTopic], ["delete", deleteTopic]]) $(id).addEventListener("click", act);
   $("setting").addEventListener("input", () => { if (one) showSettings(); });
 } else {

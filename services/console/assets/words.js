@@ -48,12 +48,28 @@ function durationText(milliseconds) {
 const percentText = (value) => (value == null ? NOTHING : (value < 10 ? value.toFixed(1) : value.toFixed(0)) + " %");
 const plural = (count, noun) => `${wholeText(count)} ${noun}${count === 1 ? "" : "s"}`;
 
-// ---- times, as this machine has them; `ZONE` stands beside them
+// ---- times, in the zone that was chosen, or this machine's; `ZONE` stands beside them
 
-const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone;
+const OWN_ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone;
+const ZONE = [localStorage.getItem("zone"), OWN_ZONE].find(isZone) ?? "UTC";
+const IN_ZONE = new Intl.DateTimeFormat("en", { timeZone: ZONE, hourCycle: "h23", year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const pad = (number, digits = 2) => String(number).padStart(digits, "0");
-const dayText = (date) => `${date.getFullYear()}-${pad(date.getMonth() + 1)}-${pad(date.getDate())}`;
-const clockText = (date) => `${pad(date.getHours())}:${pad(date.getMinutes())}:${pad(date.getSeconds())}`;
+const partsOf = (date) => Object.fromEntries(IN_ZONE.formatToParts(date).map(({ type, value }) => [type, value]));
+function dayText(date) { const { year, month, day } = partsOf(date); return `${year}-${month}-${day}`; }
+function clockText(date) { const { hour, minute, second } = partsOf(date); return `${hour}:${minute}:${second}`; }
+
+function isZone(name) {
+  try { return Boolean(name && new Intl.DateTimeFormat("en", { timeZone: name })); } catch { return false; }
+}
+
+// The moment of a text as 2026-11-21T14:00:00 in the zone; NaN if it is none. Where clocks go back an hour, the second time.
+function momentOf(text) {
+  const asUtc = Date.parse(`${text}Z`);
+  if (Number.isNaN(asUtc)) return NaN;
+  const ahead = (moment) => Date.parse(`${dayText(new Date(moment))}T${clockText(new Date(moment))}Z`) - Math.floor(moment / 1000) * 1000;
+  return asUtc - ahead(asUtc - ahead(asUtc));
+}
+
 function timeText(milliseconds) {
   const date = new Date(milliseconds);
   return Number.isNaN(date.getTime()) ? String(milliseconds) : `${dayText(date)} ${clockText(date)}.${pad(date.getMilliseconds(), 3)}`;

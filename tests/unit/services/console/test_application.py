@@ -113,10 +113,10 @@ def test_a_page_names_only_what_is_served_here(path: str) -> None:
     page = ask(path)
     assert page.status == 200 and page.headers["content-type"] == "text/html; charset=utf-8"
     named = [link for link in re.findall(r'(?:src|href)="([^"]+)"', page.body.decode()) if link != "#content"]
-    assert len(named) >= 8 and all(link.startswith("/") and not link.startswith("//") for link in named)
-    assert [link for link in named if ask(link).status != 200] == []
+    assert len(named) >= 8 and not any(link.startswith("/") or ":" in link for link in named), "a proxy may put a prefix before them"
+    assert [link for link in named if ask(f"/{link.removeprefix('./')}").status != 200] == []
     assert "default-src 'none'" in page.headers["content-security-policy"]
-    assert page.body.count(b'aria-current="page"') == 1 and all(f'href="{each.path}"' in page.body.decode() for each in PAGES)
+    assert page.body.count(b'aria-current="page"') == 1 and all(f'href="{each.path[1:] or "./"}"' in page.body.decode() for each in PAGES)
     assert b"<!--" not in page.body
     assert not re.search(r"<(script|style)>|\bstyle=|\bon[a-z]+=", page.body.decode()), "the policy lets nothing inline run"
 
