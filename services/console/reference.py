@@ -1,8 +1,8 @@
-"""Generates `docs/metrics.md`, `systemd/prometheus-alerts.yml` and the runbook in `docs/operate.md`
-from the rows of metrics and alarms. Tests compare them.
+"""Generates `docs/metrics.md`, `systemd/prometheus-alerts.yml`, `systemd/grafana-dashboard.json` and the
+runbook in `docs/operate.md` from the rows of metrics, alarms and panels. Tests compare them.
 
 `python -m services.console.reference metrics > docs/metrics.md`, `… alerts >
-systemd/prometheus-alerts.yml`, `… runbook` for what stands between the marks of `docs/operate.md`.
+systemd/prometheus-alerts.yml`, `… dashboard > systemd/grafana-dashboard.json`, `… runbook` for what stands between the marks of `docs/operate.md`.
 Pure except for `main`.
 """
 
@@ -14,6 +14,7 @@ import textwrap
 
 from services.console.alarm import Alarm
 from services.console.alarms import ALARMS
+from services.console.dashboard import dashboard
 from services.console.metric_row import MetricRow
 from services.console.metric_rows import GROUPS
 
@@ -101,7 +102,7 @@ def _filled(text: str, indent: str = "") -> str:
 
 def main() -> int:
     """Print the page that the first argument names; return the exit code."""
-    pages = {"metrics": metrics_page, "alerts": alert_rules, "runbook": runbook}
+    pages = {"metrics": metrics_page, "alerts": alert_rules, "runbook": runbook, "dashboard": dashboard}
     if len(sys.argv) != 2 or sys.argv[1] not in pages:
         print(f"usage: python -m services.console.reference {'|'.join(pages)}", file=sys.stderr)
         return 2

@@ -3,7 +3,7 @@
 
 Settings are those that a box describes itself (DescribeConfigs), which hides secret ones. Audit events
 are the last of each partition of `__millrace_audit`, which exists with an authorizer. Weak: a setting whose
-line in the file equals the default is shown as a default; a filter looks at the last events only.
+line in the file equals the default is shown as a default; a filter reads the last events only.
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from selenium import webdriver
 
 from lab.browser import browser, complaints, leave, missing_browser, show_as
 from lab.running_box import RunningBox, eventually
+from services.console.dashboard import PANELS
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -110,6 +113,34 @@ def test_a_scrape_of_a_real_box_has_a_metric_for_every_counter(shared_box: Runni
     lag = next(sample for sample in families["millrace_consumer_group_lag_records"].samples if sample.labels == {"group": GROUP, "topic": TOPIC})
     assert lag.value > 0
     assert sum(sample.value for sample in families["millrace_log_writer_records"].samples) > 0
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not there (./install.sh test unpacks it)")
+def test_every_query_of_the_dashboard_finds_something_in_what_a_box_exposes(shared_box: RunningBox, traffic: None, tmp_path: Path) -> None:
+    """promtool plays two scrapes, five minutes apart for Prometheus, and asks each query whether it has a result."""
+    send_lines(shared_box, 3)
+
+    def scrape() -> dict[str, str]:
+        text = raw(shared_box, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").partition(b"\r\n\r\n")[2].decode()
+        return {series: value for series, _, value in (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))}
+
+    first = eventually(lambda: "millrace_consumer_group_lag_records" in str(found := scrape()) and found, "the group is looked at")
+    last = scrape()
+    given = []
+    for series, value in first.items():
+        name, _, labels = series.partition("{")
+        given.append({"series": f'{name}{{instance="box:8080",job="millrace",{labels or "}"}', "values": " ".join([value] * 5 + [last.get(series, value)] * 5)})
+    queries = [query for panel in PANELS for query, _ in panel.queries]
+    rules = []
+    for number, query in enumerate(queries):
+        asked = query.replace("$__rate_interval", "5m").replace("$instance", ".+").removesuffix(" > 0")
+        rules.append({"alert": f"Query{number}", "expr": f"count({asked}) > 0"})
+    (tmp_path / "rules.yml").write_text(orjson.dumps({"groups": [{"name": "dashboard", "rules": rules}]}).decode())
+    tests = [{"eval_time": "9m", "alertname": rule["alert"], "exp_alerts": [{"exp_labels": {}}]} for rule in rules]
+    test = {"rule_files": ["rules.yml"], "tests": [{"interval": "1m", "input_series": given, "alert_rule_test": tests}]}
+    (tmp_path / "test.yml").write_text(orjson.dumps(test).decode())
+    checked = subprocess.run(["promtool", "test", "rules", str(tmp_path / "test.yml")], capture_output=True, text=True, timeout=120, check=False)
+    assert checked.returncode == 0, f"{queries}\n{checked.stdout[-3000:]}{checked.stderr[-3000:]}"
 
 
 def test_whatever_is_asked_is_answered_cleanly(shared_box: RunningBox) -> None:

@@ -11,6 +11,7 @@ import pytest
 from appliance.base.logging import DROPPED_COUNTER
 from lab.running_box import ROOT
 from services.console.alarms import ALARMS
+from services.console.dashboard import PANELS, dashboard
 from services.console.metric_row import COUNTER, GAUGE, HISTOGRAM, MetricRow
 from services.console.metric_rows import BY_SOURCE, PARTITIONS, ROWS
 from services.console.reference import alert_rules, metrics_page, runbook
@@ -80,6 +81,19 @@ def test_the_page_of_metrics_and_the_rules_are_made_from_the_rows() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text()
     assert page == metrics_page(), "run: python -m services.console.reference metrics > docs/metrics.md"
     assert RULES.read_text() == alert_rules(), "run: python -m services.console.reference alerts > systemd/prometheus-alerts.yml"
+
+
+def test_the_dashboard_is_made_from_its_rows_and_names_metrics_and_labels_that_there_are() -> None:
+    assert (ROOT / "systemd" / "grafana-dashboard.json").read_text() == dashboard(), (
+        "run: python -m services.console.reference dashboard > systemd/grafana-dashboard.json"
+    )
+    exposed = {row.exposed_name + suffix: row for row in ROWS for suffix in (("_bucket",) if row.kind == HISTOGRAM else ("",))}
+    for panel in PANELS:
+        for expression, legend in panel.queries:
+            rows = [exposed[name] for name in re.findall(r"millrace_\w+", expression)]
+            labels = {"instance", "le", *(label for row in rows for label in row.labels)}
+            assert rows and {label for found in re.findall(r"by \(([^)]+)\)", expression) for label in found.split(", ")} <= labels
+            assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= labels
 
 
 def test_every_alarm_reads_a_metric_with_the_labels_that_it_names() -> None:
