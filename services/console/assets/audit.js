@@ -6,7 +6,7 @@ async function look() {
   const { exists, events, count, scanned, kinds, missing } = await getJson("/api/audit", { contains: $("only").value.trim(), event: $("kind").value });
   const known = [...$("kind").options].map((option) => option.value);
   for (const kind of kinds.filter((each) => !known.includes(each))) { const option = make("option", "", kind.replace(/^audit\./, "")); option.value = kind; $("kind").append(option); }
-  fill($("events"), [["time", "number soft"], ["what", "name"], ["who", ""], ["from", "soft"], ["resource", "words"], ["outcome", ""], ["details", "words soft"]], events.map((event) => [
+  fill($("events"), [["time", "number soft"], ["what", "name"], ["who", "words"], ["from", "words soft"], ["resource", "words"], ["outcome", ""], ["details", "words soft"]], events.map((event) => [
     timeText(event.time_ms).slice(0, 19), [visible(event.event.replace(/^audit\./, "") || "unreadable"), ...(event.times > 1 ? [make("span", "under", `${wholeText(event.times)} times`)] : [])],
     visible(cut(event.principal, 200)), visible(cut([event.client, event.listener].filter(Boolean).join(" · "), 200)), visible(cut(event.resource, 300)),
     badge(visible(cut(event.outcome, 80)) || NOTHING, ["done", "NONE"].includes(event.outcome) ? "good" : "warn"), visible(cut(detailsText(event.details), 1000))]),

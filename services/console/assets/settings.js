@@ -16,11 +16,17 @@ async function look() {
 function show() {
   const wanted = $("only").value.trim().toLowerCase(), source = $("source").value;
   const shown = now.settings.filter((each) => each.source.startsWith(source) && `${each.name} ${each.value ?? ""}`.toLowerCase().includes(wanted));
-  fill($("settings"), [["setting", "name"], ["value", "words"], ["from", ""], ["otherwise", "words soft"], ["meaning", "words soft"]], shown.map((each) => [
-    each.name, each.is_hidden ? "not shown" : each.value == null ? NOTHING : [visible(cut(each.value, 500)), ...(meaningOf(each.name, each.value) ? [" ", make("small", "", meaningOf(each.name, each.value))] : [])],
-    badge(each.source, KINDS[each.source] ?? ""), each.instead_of == null ? "" : visible(cut(each.instead_of, 200)), each.documentation]), "No setting is called so.");
+  fill($("settings"), [["setting", "words name"], ["value", "words"], ["from", ""], ["otherwise", "words soft"]], shown.map((each) => [
+    [each.name, explained(each.documentation)], each.is_hidden ? "not shown" : each.value == null ? NOTHING : [visible(cut(each.value, 500)), ...(meaningOf(each.name, each.value) ? [" ", make("small", "", meaningOf(each.name, each.value))] : [])],
+    badge(each.source, KINDS[each.source] ?? ""), each.instead_of == null ? "" : visible(cut(each.instead_of, 200))]), "No setting is called so.");
   const own = now.settings.filter((each) => each.source !== "default").length;
   $("settings-note").textContent = `of box ${now.box}: ${plural(now.settings.length, "setting")}, ${wholeText(own)} not at the default`;
+}
+
+function explained(text) {
+  const made = make("span", "under");
+  made.append(...prose(text));
+  return made;
 }
 
 for (const id of ["only", "source"]) $(id).addEventListener("input", () => { if (now) show(); });

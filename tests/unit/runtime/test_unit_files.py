@@ -200,6 +200,7 @@ def test_console_and_ingest_connect_to_their_acceptors_alone_until_the_box_has_o
     local, far, named = (make_box(settings={"alerts.url": alerts.format(host)}) for host in ("localhost", "10.0.0.9", "alerts.example"))
     assert (addresses("console", local), addresses("console", far)) == (["IPAddressAllow=127.0.0.1"], ["IPAddressAllow=127.0.0.1", "IPAddressAllow=10.0.0.9"])
     assert addresses("console", named) == ["IPAddressDeny=", "IPAddressAllow="]
+    assert "ReadWritePaths=-/srv/state/console\n" in plan(make_box())["millrace-console.service.d/20-settings.conf"], "its alarms and figures are there"
     assert settings_mark(far) != settings_mark(make_box()) and "pa55" not in str(plan(far))
     assert addresses("ingest@", make_box(advertise="10.0.0.6")) == ["IPAddressAllow=10.0.0.6"], "it reaches them where clients do"
     assert addresses("ingest@", make_box(advertise="box.example")) == ["IPAddressDeny=", "IPAddressAllow="], "a name may become any address"
