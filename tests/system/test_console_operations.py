@@ -193,6 +193,9 @@ def test_all_pages_keep_the_rules_of_axe_core_in_both_themes_and_on_a_phone(page
             show_as(page.driver, width, theme=theme)
             assert page.driver.execute_async_script(AXE) == [], f"{path} with {width} pixels, {theme}"
         assert page.run(UNREACHABLE) == [] and page.is_quiet(), path
+        if path == "/topics":
+            page.press("Create a topic")
+            assert page.driver.execute_async_script(AXE) == [], "a dialog"
 
 
 class PrefixProxy(BaseHTTPRequestHandler):

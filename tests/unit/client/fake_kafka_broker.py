@@ -34,6 +34,7 @@ APIS = {
         messages.DESCRIBE_CONFIGS,
         messages.INCREMENTAL_ALTER_CONFIGS,
         messages.INIT_PRODUCER_ID,
+        messages.DESCRIBE_PRODUCERS,
     )
 }
 TOPIC = "numbers"
