@@ -33,7 +33,7 @@ WITH_LOGINS = f"Kafka clients of the box need a login or a certificate, {_NO_USE
 class Access(NamedTuple):
     """`is_local`: the console listens on loopback alone. `needs_login`: each listener for Kafka clients
     needs a login or a certificate. `end_session`: of a person that the box has refused; `log_order`:
-    of a person, which no acceptor audits."""
+    of a person, which no acceptor audits; `has_session`: while a search goes on."""
 
     details_networks: Sequence[Network]
     has_authorizer: bool = False
@@ -41,6 +41,7 @@ class Access(NamedTuple):
     needs_login: bool = False
     end_session: Callable[[bytes], None] = lambda _digest: None
     log_order: Callable[[str], None] = lambda _words: None
+    has_session: Callable[[bytes], bool] = lambda _digest: True
 
     def sees_details(self, request: Request) -> bool:
         """Whether a client sees paths, process ids and senders. A Unix socket has no address."""
@@ -50,7 +51,9 @@ class Access(NamedTuple):
         """Return why a client may not read what the box keeps for its clients: records, members."""
         if request.client is None:
             return None
-        if person_of(request.scope) is not None:
+        if (person := person_of(request.scope)) is not None:
+            if person.session and not self.has_session(person.session):
+                return "this login is over"
             return None if is_asked_for(request) else ELSEWHERE
         if self.has_authorizer:
             return WITH_AUTHORIZER

@@ -247,6 +247,7 @@ def run_console(context: ServiceContext, stop: StopRequest) -> None:
                 all(authenticates(context.box, each) for each in context.box.kafka_listeners),
                 (lambda _digest: None) if users is None else users.persons.sessions.end,
                 lambda words: context.log.info(words, audit=words.partition(":")[0]),
+                lambda digest: users is not None and users.persons.sessions.has(digest, context.clock.monotonic_ms()),
             ),
             partial(_count_refused, context.counters),
             SearchProcesses(context.layout, context.box.integer("search.processes.max")),

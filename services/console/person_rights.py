@@ -3,7 +3,8 @@ still holds, also without an authorizer.
 
 Asked as the person, of this box alone, by a client of Kafka in a thread of `KafkaWorkers`, and kept for
 some seconds. A page waits for it `WAIT_SECONDS` at most: until the box answers it shows what was known
-before, or no names. Weak: what was taken from a person is seen until then, and a search that runs goes on.
+before, or no names. Weak: what was taken from a person is seen until then, and a search that runs goes on
+while the login holds.
 """
 
 from __future__ import annotations

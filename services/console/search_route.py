@@ -181,6 +181,8 @@ class SearchRoute:
         request.scope[STREAMED] = len(first)
         yield first
         async for chunk in answer.rest():
+            if not self._may_search(request):
+                return  # its login is over
             request.scope[STREAMED] += len(chunk)
             yield chunk
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -14,6 +14,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from appliance.base.clock import SystemClock
 from appliance.base.networks import read_networks
 from appliance.client.cluster import ClusterClient
 from appliance.client.errors import BrokerUnreachable
@@ -46,7 +47,7 @@ from services.console.persons import (
     digest_of,
     role_needed,
 )
-from services.console.search_processes import Searcher, SearchProcesses
+from services.console.search_processes import SearchAnswer, Searcher, SearchProcesses
 
 HOST = "127.0.0.1:8080"
 PROXY = "10.0.0.2"
@@ -61,8 +62,14 @@ class BusySearches(SearchProcesses):
     def __init__(self) -> None:
         super().__init__(SimpleNamespace(), 1)  # type: ignore[arg-type]
 
+        self.following: Any = None
+
     def why_busy(self, searcher: Searcher) -> str | None:
-        return "all run"
+        return "all run" if self.following is None else None
+
+    async def start(self, request: bytes, searcher: Searcher) -> SearchAnswer:
+        answer: SearchAnswer = self.following
+        return answer
 
 
 JUDGED = 429
@@ -128,6 +135,7 @@ class Console:
         self.refused: list[str] = []
         self.seen: list[Visible] = []
         access = Access(read_networks("127.0.0.0/8"), has_authorizer, needs_login=True, end_session=self.persons.sessions.end)
+        access = access._replace(has_session=lambda digest: self.persons.sessions.has(digest, SystemClock.monotonic_ms()))
         watch: Any = SimpleNamespace(
             layout=None,
             last_sample=None,
@@ -138,9 +146,9 @@ class Console:
             is_alive=lambda: True,
             readiness=lambda: SimpleNamespace(is_ready=True, processes=1, missing={}),
         )
-        search = BusySearches()
+        self.searches = BusySearches()
         users = Users(self.persons, self.logins, self.counted.append)
-        self.application: Starlette = make_application(watch, frozenset({"localhost"}), access, self.refused.append, search, self.workers, users)
+        self.application: Starlette = make_application(watch, frozenset({"localhost"}), access, self.refused.append, self.searches, self.workers, users)
 
     def ask(self, path: str, method: str = "GET", body: bytes = b"", client: str | None = "127.0.0.1", **headers: str | list[str] | None) -> Answer:
         return asyncio.run(self.asked(path, method, body, client, **headers))
@@ -155,8 +163,12 @@ class Console:
         scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "http_version": "1.1", "root_path": ""}
         scope |= {"client": (client, 1) if client else None, "headers": [*pairs, (b"content-length", str(len(body)).encode())]}
 
+        bodies = [body]
+
         async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": body, "more_body": False}
+            if not bodies:
+                await asyncio.Event().wait()  # the client stays
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
 
         async def send(message: Any) -> None:
             sent.append(message)
@@ -556,6 +568,30 @@ def test_a_search_asks_whether_the_person_may_read_the_topic(answer: tuple[int, 
     console.workers.answer = answer
     assert console.ask("/api/search?topic=a", cookie=cookie).status == status
     assert console.ask("/api/search?topic=a", client=None).status == JUDGED, "the Unix socket is as it was"
+
+
+def test_a_search_that_follows_ends_with_the_login() -> None:
+    console = Console()
+    cookie, token = console.session("vera")
+    console.workers.answer = (0, True)
+    logged_out: list[int] = []
+
+    class Following:
+        async def first_line(self) -> bytes:
+            return b'{"record":1}\n'
+
+        async def rest(self) -> AsyncIterator[bytes]:
+            yield b'{"record":2}\n'
+            answer = await console.asked(LOGOUT_PATH, "POST", urlencode({"token": token}).encode(), cookie=cookie, **FORM)  # type: ignore[arg-type]
+            logged_out.append(answer.status)
+            yield b'{"record":3}\n'
+
+        def close(self) -> None:
+            pass
+
+    console.searches.following = Following()
+    answer = console.ask("/api/search?topic=a&follow=1", cookie=cookie)
+    assert (answer.status, answer.body, logged_out) == (200, b'{"record":1}\n{"record":2}\n', [303])
 
 
 # ---- a proxy that names users
