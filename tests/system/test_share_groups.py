@@ -93,7 +93,7 @@ class Jobs:
 
     def __init__(self, bootstrap: str) -> None:
         admin = AdminClient({"bootstrap.servers": bootstrap})
-        admin.create_topics([NewTopic("jobs", 1)])["jobs"].result(SECONDS)
+        admin.create_topics([NewTopic("jobs", 1, config={"segment.bytes": "1048576"})])["jobs"].result(SECONDS)
         self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
         self.count = 0
 
@@ -122,19 +122,21 @@ def test_what_was_acknowledged_never_comes_again_and_everything_else_does(start:
     def await_done(offsets: range, what: str) -> None:
         eventually(lambda: set(offsets) <= set().union(*(member.done() for member in members)), f"{what} is acknowledged", SECONDS)
 
-    # a release comes again until it was delivered as often as the limit says; a rejected record does not
+    # a release comes again until it was delivered as often as the limit says; a rejected record does not; the first segment is sealed
+    jobs.send("accepted".ljust(600_000))
+    jobs.send("accepted, too".ljust(600_000))
+    jobs.send("twice", "reject", "release")
     first = Member(box, "explicit", "500", "waits")
     members.append(first)
-    jobs.send("release")
-    await_done(jobs.send("accepted", "twice", "reject"), "the first records")
-    eventually(lambda: first.lines.count(["released", "0", "0"]) == 3, "three deliveries of a released record", SECONDS)
+    await_done(range(4), "the first records")
+    eventually(lambda: first.lines.count(["released", "0", "4"]) == 3, "three deliveries of a released record", SECONDS)
     assert (first.got("release"), first.got("accepted"), first.got("twice"), first.got("reject")) == ([1, 2, 3], [1], [1, 2], [1])
     # nothing is in flight: what the next incarnation delivers is what was never acknowledged
     box.await_restart("coordinator", box.kill("coordinator"))
     await_done(jobs.send("after the coordinator"), "a record after the death of the coordinator")
     box.await_restart("acceptor@0", box.kill("acceptor@0"))
     await_done(jobs.send("after the acceptor"), "a record after the death of the acceptor")
-    assert sorted(first.received()) == [0, 0, 0, 1, 2, 2, 3, 4, 5]
+    assert sorted(first.received()) == [0, 1, 2, 2, 3, 4, 4, 4, 5, 6]
     # a member and the coordinator die with a record in hand: another member gets it
     (stopped,) = jobs.send("stop")
     eventually(lambda: first.got("stop"), "the record comes", SECONDS)

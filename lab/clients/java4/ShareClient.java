@@ -57,7 +57,7 @@ public class ShareClient {
         StringBuilder done = new StringBuilder();
         for (ConsumerRecord<String, String> record : records) {
             int deliveries = record.deliveryCount().orElse((short) -1);
-            say("got " + record.partition() + " " + record.offset() + " " + deliveries + " " + record.value());
+            say("got " + record.partition() + " " + record.offset() + " " + deliveries + " " + record.value().strip());
             AcknowledgeType type = switch (record.value()) {
                 case "reject" -> AcknowledgeType.REJECT;
                 case "release" -> AcknowledgeType.RELEASE;

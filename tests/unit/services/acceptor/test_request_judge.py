@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
 from appliance.cluster.metadata_cache import MetadataCache
-from appliance.cluster.metadata_image import MetadataImage
-from appliance.protocol import consumer_group_apis, group_offset_apis, topic_apis
+from appliance.cluster.metadata_image import MetadataImage, TopicImage
+from appliance.protocol import consumer_group_apis, group_offset_apis, share_apis, topic_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.forwarded_apis import CONTROLLER_APIS, COORDINATED_APIS
 from appliance.security.acl import AclBinding, AclOperation, AclPermission, AclResource, PatternType
@@ -85,3 +86,62 @@ def test_a_consumer_may_subscribe_only_to_topics_that_it_may_describe() -> None:
     assert code(a, b) == ErrorCode.GROUP_AUTHORIZATION_FAILED
     assert code(group, a) == ErrorCode.TOPIC_AUTHORIZATION_FAILED
     assert code(group, a, b) is None
+
+
+SHARED = {name: TopicImage(name, TopicId(name.encode() * 16), (), {}) for name in "ab"}
+SHARE_JUDGE = RequestJudge(cast(MetadataCache, SimpleNamespace(image=MetadataImage(1, "", 1, {}, SHARED))))
+MEMBER = (AclResource.GROUP, "g", AclOperation.READ)
+READS_A = (AclResource.TOPIC, "a", AclOperation.READ)
+WANTED = tuple(share_apis.ShareTopicRequest(SHARED[name].topic_id, (share_apis.SharePartitionRequest(0),)) for name in "ab")
+
+
+def test_a_member_of_a_share_group_gets_records_of_topics_that_it_may_read_only() -> None:
+    request, response = share_apis.SHARE_FETCH_REQUEST, share_apis.SHARE_FETCH_RESPONSE
+    body = request.encode(2, share_apis.ShareFetchRequest("g", "m", topics=WANTED))
+    refused = SHARE_JUDGE.judge(rights(READS_A), ApiKey.SHARE_FETCH, 2, body)
+    assert refused.body is None and response.decode(refused.answer, 0, len(refused.answer), 2).error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED
+    judged = SHARE_JUDGE.judge(rights(MEMBER, READS_A), ApiKey.SHARE_FETCH, 2, body)
+    assert judged.body is not None and judged.complete is not None
+    assert request.decode(judged.body, 0, len(judged.body), 2).topics == WANTED[:1]
+    # the session may have the other topic from a time when it was allowed
+    records = share_apis.SharePartitionResponse(0, records=b"records")
+    sent = share_apis.ShareFetchResponse(topics=tuple(share_apis.ShareTopicResponse(each.topic_id, (records,)) for each in WANTED))
+    answer = judged.complete(response.encode(2, sent))
+    found = [(topic.partitions[0].error_code, topic.partitions[0].records) for topic in response.decode(answer, 0, len(answer), 2).topics]
+    denied = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, b"")
+    assert found == [(0, b"records"), denied, denied]
+
+
+def test_a_member_of_a_share_group_acknowledges_records_of_topics_that_it_may_read_only() -> None:
+    request, response = share_apis.SHARE_ACKNOWLEDGE_REQUEST, share_apis.SHARE_ACKNOWLEDGE_RESPONSE
+    judged = SHARE_JUDGE.judge(
+        rights(MEMBER, READS_A), ApiKey.SHARE_ACKNOWLEDGE, 2, request.encode(2, share_apis.ShareAcknowledgeRequest("g", "m", 1, False, WANTED))
+    )
+    assert judged.body is not None and judged.complete is not None
+    assert request.decode(judged.body, 0, len(judged.body), 2).topics == WANTED[:1]
+    accepted = share_apis.AcknowledgedTopic(WANTED[0].topic_id, (share_apis.AcknowledgedPartition(0),))
+    answer = judged.complete(response.encode(2, share_apis.ShareAcknowledgeResponse(topics=(accepted,))))
+    topics = response.decode(answer, 0, len(answer), 2).topics
+    assert [topic.partitions[0].error_code for topic in topics] == [0, ErrorCode.TOPIC_AUTHORIZATION_FAILED]
+
+
+def test_offsets_of_a_share_group_need_the_group_and_the_topics() -> None:
+    request, response = share_apis.ALTER_SHARE_GROUP_OFFSETS_REQUEST, share_apis.ALTER_SHARE_GROUP_OFFSETS_RESPONSE
+    topics = tuple(share_apis.NewStartOffsets(name, (share_apis.NewStartOffset(0, 7),)) for name in "ab")
+    body = request.encode(0, share_apis.AlterShareGroupOffsetsRequest("g", topics))
+    assert SHARE_JUDGE.judge(rights(READS_A), ApiKey.ALTER_SHARE_GROUP_OFFSETS, 0, body).body is None
+    judged = SHARE_JUDGE.judge(rights(MEMBER, READS_A), ApiKey.ALTER_SHARE_GROUP_OFFSETS, 0, body)
+    assert judged.body is not None and judged.complete is not None
+    assert request.decode(judged.body, 0, len(judged.body), 0).topics == topics[:1]
+    answer = judged.complete(response.encode(0, share_apis.AlterShareGroupOffsetsResponse()))
+    (topic,) = response.decode(answer, 0, len(answer), 0).topics
+    assert (topic.topic, topic.partitions[0].error_code) == ("b", ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    describe, described = share_apis.DESCRIBE_SHARE_GROUP_OFFSETS_REQUEST, share_apis.DESCRIBE_SHARE_GROUP_OFFSETS_RESPONSE
+    judged = SHARE_JUDGE.judge(
+        rights(READS_A),
+        ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
+        1,
+        describe.encode(1, share_apis.DescribeShareGroupOffsetsRequest((share_apis.ShareOffsetsGroup("g"),))),
+    )
+    (group,) = described.decode(judged.answer, 0, len(judged.answer), 1).groups
+    assert group.error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED
