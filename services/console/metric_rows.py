@@ -392,6 +392,12 @@ COORDINATOR = (
         "Groups, members, topic expressions and transactional ids refused because of a bound of this box.",
         ("process", "bound"),
     ),
+    counter(
+        "coordinator_share_records",
+        "coordinator.share_records",
+        "Records of share groups: acquired, of those delivered again, acknowledged, expired; and refused acknowledgements.",
+        ("process", "event"),
+    ),
     counter("coordinator_unconfirmed_requests", "coordinator.unconfirmed_requests", "Of those, requests refused because it was not sure in time."),
     gauge("coordinator_waiting_requests", "coordinator.waiting", "Requests that wait for an answer."),
     counter("coordinator_appends", "coordinator.appends", "Appends to a state topic.", ("process", "topic")),

@@ -84,9 +84,7 @@ class CoordinatorAgent:
         has_memory = HeapBound(box.integer("coordinator.heap.bytes"), self._clock.monotonic_ns).has_room
         legacy = LegacyOffsetRequests(self._controller)
         self._groups = CoordinatedGroups(box, self._offsets_topic, self._view, legacy, self._now_ms, counters, rights, has_memory)
-        self._shares = CoordinatedShares(
-            box, self._share_topic, self._view, self._readers, self._now_ms, lambda name: self._groups.coordinator.directory.find(name) is not None
-        )
+        self._shares = CoordinatedShares(box, self._share_topic, self._view, self._readers, self._now_ms, self._is_other_group, counters)
         self._producer_ids = ProducerIdLeases(self._controller, self._clock, counters.counter("coordinator.producer_ids"), context.log)
         self._peers = Peers(f"coordinator of broker {box.broker_id}", self._poller, self._clock, peer_context(box, context.log))
         self._markers = MarkerAppends(self._view, MarkerRequests(self._peers), self._clock, counters, self._on_transaction_ended, self._has_waiting_offsets)
@@ -128,6 +126,10 @@ class CoordinatorAgent:
             return False
         image = self._view.image.topics.get(topic)
         return image is not None and any(len(partition.replicas) > 1 for partition in image.partitions)
+
+    def _is_other_group(self, name: str) -> bool:
+        """Whether a share group may not have this name."""
+        return self._groups.coordinator.directory.find(name) is not None
 
     def _has_waiting_offsets(self, place: TopicPartition) -> bool:
         """Of a transaction, perhaps: its marker must not pass them."""

@@ -23,6 +23,7 @@ from appliance.protocol import group_apis
 from appliance.protocol import share_apis as apis
 from appliance.records.batch import CONTROL_FLAG, LOG_OVERHEAD, RECORDS_AT, read_batch_header
 from appliance.runtime.timers import Timers
+from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_LEADER, Row, TornRow
 from services.coordinator.groups.group_coordinator import GroupCoordinator
 from services.coordinator.groups.member import ClientIdentity
@@ -30,7 +31,7 @@ from services.coordinator.groups.ports import KnownTopic
 from services.coordinator.share.share_groups import LogBounds, ShareGroups, ShareSettings
 from services.coordinator.share.share_partition import ShareLimits
 from services.coordinator.share.share_sessions import OnRead, ReadBatch, SharedRead, ShareSessions
-from services.coordinator.share.share_states import ShareStates
+from services.coordinator.share.share_states import ShareEvent, ShareStates
 from services.coordinator.state.state_topic import StateTopic
 
 TIMERS_A_TURN: Final = 64
@@ -52,6 +53,7 @@ class CoordinatedShares:
         readers: dict[str, LogReaderProxy],
         now_ms: Callable[[], int],
         is_other_group: Callable[[str], bool],
+        counters: Counters,
     ) -> None:
         """`is_other_group`: whether a name is that of a consumer group."""
         self._topic = topic
@@ -71,7 +73,8 @@ class CoordinatedShares:
         self._held: list[tuple[int, int, Callable[[], None], Callable[[ErrorCode], None]]] = []
         """Requests that came while the topic is loaded: deadline, size, what to do then, what to do at the deadline."""
         self._held_size = 0
-        self.states = ShareStates(topic, limits, self._timers, now_ms, lambda: None)
+        counts = {event: counters.counter(f'coordinator.share_records{{event="{event.value}"}}') for event in ShareEvent}
+        self.states = ShareStates(topic, limits, self._timers, now_ms, lambda event, count: counts[event].add(count))
         self.sessions = ShareSessions(settings, limits, self.states, self, now_ms)
         self.groups = ShareGroups(settings, self.states, self, self._timers, self.sessions.on_member_gone)
         topic.serve(self.states)

@@ -271,8 +271,8 @@ class LosesARefusedWrite(SharePartition):
 
 
 class KeepsLocksForEver(SharePartition):
-    def expire(self, now_ms: int) -> bool:
-        return False
+    def expire(self, now_ms: int) -> int:
+        return 0
 
 
 class ForgetsCounts(SharePartition):

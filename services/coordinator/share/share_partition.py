@@ -288,17 +288,18 @@ class SharePartition:
 
     # ---- what was not acknowledged
 
-    def expire(self, now_ms: int) -> bool:
-        """End the locks whose time is over; return whether there were any."""
+    def expire(self, now_ms: int) -> int:
+        """End the locks whose time is over; return of how many records."""
         return self._release(lambda run: run.deadline_ms <= now_ms)
 
-    def release(self, member_id: str) -> bool:
-        """End all locks of a member that has gone; return whether there were any."""
+    def release(self, member_id: str) -> int:
+        """End all locks of a member that has gone; return of how many records."""
         return self._release(lambda run: run.member_id == member_id)
 
-    def _release(self, is_over: Callable[[Run], bool]) -> bool:
-        if not any(run.state is ACQUIRED and run.write == NO_WRITE and is_over(run) for run in self._runs):
-            return False
+    def _release(self, is_over: Callable[[Run], bool]) -> int:
+        over = [run for run in self._runs if run.state is ACQUIRED and run.write == NO_WRITE and is_over(run)]
+        if not over:
+            return 0
         runs: list[Run] = []
         for run in self._runs:
             if run.state is ACQUIRED and run.write == NO_WRITE and is_over(run):
@@ -306,7 +307,7 @@ class SharePartition:
             _push(runs, run)
         self._runs = runs
         self._advance()
-        return True
+        return sum(run.last_offset - run.first_offset + 1 for run in over)
 
     def raise_start(self, log_start_offset: int) -> None:
         """Records before the log start are gone."""

@@ -18,7 +18,7 @@ from appliance.base.model import TopicId
 from appliance.protocol import share_apis as apis
 from services.coordinator.share.share_groups import LogBounds, Place, ShareSettings
 from services.coordinator.share.share_partition import Acknowledgement, ShareLimits
-from services.coordinator.share.share_states import HostedShare, ShareStates
+from services.coordinator.share.share_states import HostedShare, ShareEvent, ShareStates
 
 FINAL_EPOCH: Final = -1
 READ_BYTES_MAX: Final = 1 << 20
@@ -254,7 +254,10 @@ class ShareSessions:
                     continue
                 acknowledgements = [Acknowledgement(*batch) for batch in batches]
                 results[place], needs_write = hosted.share.acknowledge(session.member_id, acknowledgements, hosted.next_write, now_ms, may_renew)
+                if results[place] is not ErrorCode.NONE:
+                    self._states.count_event(ShareEvent.REFUSED, 1)
                 if needs_write:
+                    self._states.count_event(ShareEvent.ACKNOWLEDGED, sum(batch.last_offset - batch.first_offset + 1 for batch in batches))
                     waiting += 1
                     self._states.persist(hosted, lambda code, place=place: on_written(place, code))  # type: ignore[misc]
                 self._states.watch_locks(hosted)
@@ -356,6 +359,8 @@ class ShareSessions:
         data = read.data[sent[0].position : sent[-1].end_position]
         fetch.records_left -= sum(each.last_offset - each.first_offset + 1 for each in acquired)
         fetch.bytes_left -= len(data)
+        self._states.count_event(ShareEvent.ACQUIRED, sum(each.last_offset - each.first_offset + 1 for each in acquired))
+        self._states.count_event(ShareEvent.AGAIN, sum(each.last_offset - each.first_offset + 1 for each in acquired if each.delivery_count > 1))
         fetch.size_bytes += len(data)
         self._collected_bytes += len(data)
         self._put(fetch, hosted.key[1:], records=data, acquired=tuple(apis.AcquiredRecords(*each) for each in acquired))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from typing import Annotated, Final, NamedTuple
 
 from appliance.base.errors import ErrorCode
@@ -22,6 +23,19 @@ from services.coordinator.state.state_format import StateFormat, UnreadableRecor
 
 OnWritten = Callable[[ErrorCode], None]
 WRITE_TIMEOUT_MS: Final = 5_000
+
+
+class ShareEvent(Enum):
+    """What is counted, in records; the value is the label of the counter. REFUSED: acknowledgements, one for each partition of a request."""
+
+    ACQUIRED = "acquired"
+    AGAIN = "delivered_again"
+    ACKNOWLEDGED = "acknowledged"
+    EXPIRED = "expired"
+    REFUSED = "refused"
+
+
+OnEvent = Callable[[ShareEvent, int], None]
 
 
 class ShareKey(NamedTuple):
@@ -90,13 +104,13 @@ def state_partition_of(key: ShareKey, count: int) -> int:
 class ShareStates:
     """Implements `state_topic.TopicCoordinator`."""
 
-    def __init__(self, log: StateLog, limits: ShareLimits, timers: Timers, now_ms: Callable[[], int], on_available: Callable[[], None]) -> None:
-        """`on_available` is called when records may be delivered that could not be before."""
+    def __init__(self, log: StateLog, limits: ShareLimits, timers: Timers, now_ms: Callable[[], int], count_event: OnEvent) -> None:
+        """`count_event` is called with what is counted, and how much of it."""
         self._log = log
         self._limits = limits
         self._timers = timers
         self._now_ms = now_ms
-        self._on_available = on_available
+        self.count_event = count_event
         self._by_group: dict[str, dict[tuple[TopicId, int], HostedShare]] = {}
         self._loading: dict[int, dict[ShareKey, ShareSnapshot]] = {}
         self._active: set[int] = set()
@@ -187,7 +201,6 @@ class ShareStates:
             if hosted.waiting and not hosted.is_writing and not hosted.is_gone:
                 self._begin_write(hosted)
             self.watch_locks(hosted)
-            self._on_available()
 
         self._log.append(hosted.state_partition, (SHARE_SNAPSHOT.record(hosted.key, hosted.snapshot),), on_appended, timeout_ms=WRITE_TIMEOUT_MS)
 
@@ -209,9 +222,10 @@ class ShareStates:
     def _on_deadline(self, hosted: HostedShare, now_ms: int) -> None:
         if hosted.is_gone:
             return
-        if hosted.share.expire(now_ms):
+        expired = hosted.share.expire(now_ms)
+        if expired:
+            self.count_event(ShareEvent.EXPIRED, expired)
             self.persist(hosted)
-            self._on_available()
         self.watch_locks(hosted)
 
     def release(self, group_id: str, member_id: str) -> None:
@@ -219,7 +233,6 @@ class ShareStates:
         for hosted in self.of_group(group_id).values():
             if hosted.share.release(member_id):
                 self.persist(hosted)
-                self._on_available()
 
     def _host(self, hosted: HostedShare) -> HostedShare:
         self._by_group.setdefault(hosted.key.group_id, {})[hosted.key[1:]] = hosted
@@ -266,7 +279,6 @@ class ShareStates:
             batches = (StateBatch(*batch) for batch in snapshot.state_batches)
             self._host(HostedShare(key, partition, SharePartition(snapshot.start_offset, self._limits, batches), snapshot))
         self._active.add(partition)
-        self._on_available()
 
     def unload(self, partition: int, now_ms: int) -> None:
         """Another box leads the partition, or none."""

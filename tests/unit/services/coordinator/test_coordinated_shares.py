@@ -30,9 +30,10 @@ class World:
         self.log.serve = lambda _states: None  # type: ignore[attr-defined]
         self.view = SimpleNamespace(placement=lambda _topic, _partition: None, why_absent=lambda _topic, _partition: ErrorCode.NOT_LEADER_OR_FOLLOWER)
         self.see(brokers, jobs=TOPIC)
+        counters = cast(Any, SimpleNamespace(counter=lambda _label: SimpleNamespace(add=lambda _count: None)))
         box = SimpleNamespace(integer=lambda _name: 5, text=lambda _name: "latest")
         view = cast(Any, self.view)
-        self.shares = CoordinatedShares(cast(Any, box), cast(Any, self.log), view, {}, lambda: self.now_ms, lambda name: name == "readers")
+        self.shares = CoordinatedShares(cast(Any, box), cast(Any, self.log), view, {}, lambda: self.now_ms, lambda name: name == "readers", counters)
         self.shares.refresh()
 
     def see(self, brokers: int = 1, **topics: TopicId) -> None:

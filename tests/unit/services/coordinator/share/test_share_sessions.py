@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from appliance.base.errors import ErrorCode
@@ -14,7 +15,7 @@ from services.coordinator.groups.ports import KnownTopic
 from services.coordinator.share.share_groups import NEW_A_HEARTBEAT, LogBounds, ShareGroups, ShareSettings, simple_targets
 from services.coordinator.share.share_partition import ACCEPT, RELEASE, RENEW, ShareLimits
 from services.coordinator.share.share_sessions import OnRead, ReadBatch, SharedRead, ShareSessions
-from services.coordinator.share.share_states import ShareStates
+from services.coordinator.share.share_states import ShareEvent, ShareStates
 from tests.support.group_world import LogInMemory, Replies
 
 TOPIC = TopicId(b"t" * 16)
@@ -35,7 +36,8 @@ class World:
         self.timers = Timers()
         settings = ShareSettings(group_share_max_size=2, group_share_max_share_sessions=sessions_max)
         limits = ShareLimits(limit, LOCK_MS, 100)
-        self.states = ShareStates(self.log, limits, self.timers, lambda: self.now_ms, lambda: None)
+        self.events: Counter[ShareEvent] = Counter()
+        self.states = ShareStates(self.log, limits, self.timers, lambda: self.now_ms, lambda event, count: self.events.update({event: count}))
         self.states.partition_count = STATE_PARTITIONS
         for partition in range(STATE_PARTITIONS):
             self.states.begin_load(partition)
@@ -175,6 +177,7 @@ def test_a_lock_ends_unless_it_is_renewed_and_after_the_last_delivery_no_member_
     world.wait(LOCK_MS)  # both locks are over; the record 1 was delivered as often as the limit says
     world.log.answer_all()
     assert acquired(world.fetch(2, member_id="b", max_records=1)) == [(0, 0, 2)]
+    assert world.events == {ShareEvent.ACQUIRED: 4, ShareEvent.AGAIN: 2, ShareEvent.EXPIRED: 3, ShareEvent.REFUSED: 2}
 
 
 def test_the_next_incarnation_delivers_what_was_not_acknowledged() -> None:
