@@ -168,6 +168,19 @@ NOT_YET_SERVED: Final[frozenset[ApiKey]] = frozenset()
 SERVED_APIS: Final[dict[int, Api]] = {key: api for key, api in CODED_APIS.items() if key not in NOT_YET_SERVED}
 """The APIs that ApiVersions advertises."""
 
+ONE_BOX_APIS: Final[frozenset[int]] = frozenset(
+    {
+        ApiKey.SHARE_GROUP_HEARTBEAT,
+        ApiKey.SHARE_GROUP_DESCRIBE,
+        ApiKey.SHARE_FETCH,
+        ApiKey.SHARE_ACKNOWLEDGE,
+        ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
+        ApiKey.ALTER_SHARE_GROUP_OFFSETS,
+        ApiKey.DELETE_SHARE_GROUP_OFFSETS,
+    }
+)
+"""Those of them that only a cluster of one box serves, and advertises."""
+
 
 def api_table() -> str:
     """The table of README.md, which a test holds against this module."""

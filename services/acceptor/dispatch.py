@@ -79,8 +79,10 @@ class Dispatch:
 class ApiVersionsHandler:
     """ApiVersions: what this broker serves; an unknown version gets a body of version 0 (KIP-511)."""
 
-    def __init__(self, on_reply: Callable[[Connection], None]) -> None:
+    def __init__(self, on_reply: Callable[[Connection], None], is_alone: Callable[[], bool] = lambda: True) -> None:
+        """`is_alone`: whether the cluster has one box."""
         self._on_reply = on_reply
+        self._is_alone = is_alone
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         version = header.api_version
@@ -89,7 +91,7 @@ class ApiVersionsHandler:
             reply.pieces = [encode_unsupported_version(header.correlation_id)]
         else:
             problem = api_versions_problem(decode_api_versions(buffer, header.body_position, limit, version), version)
-            reply.pieces = [encode_api_versions_response(version, header.correlation_id, problem or 0)]
+            reply.pieces = [encode_api_versions_response(version, header.correlation_id, problem or 0, self._is_alone())]
         reply.ready = True
         self._on_reply(connection)
 
