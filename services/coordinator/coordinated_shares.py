@@ -23,6 +23,8 @@ from appliance.protocol import group_apis
 from appliance.protocol import share_apis as apis
 from appliance.records.batch import CONTROL_FLAG, LOG_OVERHEAD, RECORDS_AT, read_batch_header
 from appliance.runtime.timers import Timers
+from appliance.security.acl import AclOperation, AclResource
+from appliance.security.authorizer import Rights
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_LEADER, Row, TornRow
 from services.coordinator.groups.group_coordinator import GroupCoordinator
@@ -140,9 +142,14 @@ class CoordinatedShares:
     def share_group_describe(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
         self._when_ready(lambda: reply(self.groups.describe(request)), self._refused(apis.SHARE_GROUP_DESCRIBE_RESPONSE, version, request, reply))
 
-    def share_fetch(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
+    def share_fetch(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None], rights: Rights | None = None) -> None:
+        """`rights` of the client; None without an authorizer. Records that it may not read are not acquired for it."""
         refused = self._refused(apis.SHARE_FETCH_RESPONSE, version, request, reply)
-        self._when_ready(lambda: self.sessions.fetch(request, version, self._now_ms(), reply), refused)
+        self._when_ready(lambda: self.sessions.fetch(request, version, self._now_ms(), reply, partial(self._may_read, rights)), refused)
+
+    def _may_read(self, rights: Rights | None, topic_id: TopicId) -> bool:
+        name = self.name_of(topic_id)
+        return rights is None or name is None or rights.allows(AclOperation.READ, AclResource.TOPIC, name)
 
     def share_acknowledge(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
         refused = self._refused(apis.SHARE_ACKNOWLEDGE_RESPONSE, version, request, reply)
@@ -309,7 +316,8 @@ class _ShareRead:
         while position + RECORDS_AT <= len(data):
             header = read_batch_header(data, position)
             end = position + max(header.size_bytes, LOG_OVERHEAD)
-            if header.last_offset >= self._row.high_watermark or end > len(data) or header.base_offset > self._offset + OFFSETS_MAX:
+            is_far = bool(batches) and header.base_offset > self._offset + OFFSETS_MAX
+            if header.last_offset >= self._row.high_watermark or end > len(data) or is_far:
                 break
             if header.last_offset >= self._offset:
                 batches.append(ReadBatch(header.base_offset, header.last_offset, position, end, bool(header.attributes & CONTROL_FLAG)))

@@ -183,7 +183,10 @@ class CoordinatorRequests:
         self, shares: CoordinatedShares, asked: KafkaRequest, api: CoordinatedApi, request: Any, identity: ClientIdentity, reply: Callable[[Any], None]
     ) -> bool:
         """Answer what share groups answer, alone or with the other groups; return False for what they do not."""
-        if api.is_shared:
+        if asked.api_key == ApiKey.SHARE_FETCH and self._rights is not None:
+            rights = self._rights.follower.authorizer.rights_of(str(asked.origin.principal), asked.client_host, asked.origin.is_privileged)
+            shares.share_fetch(request, asked.api_version, identity, self._now_ms(), reply, rights)
+        elif api.is_shared:
             getattr(shares, api.rule)(request, asked.api_version, identity, self._now_ms(), reply)
         elif asked.api_key in _TAKE_NAMES and shares.groups.has(request.group_id):
             reply(api.response.error_response(asked.api_version, request, _TAKE_NAMES[ApiKey(asked.api_key)], f"Group {request.group_id} is a share group."))

@@ -63,6 +63,9 @@ class Model:
         got: dict[int, int] = {}
         window_end = self.start + LIMITS.record_locks_max
         position = covered[0]
+        if not self.offsets and batches and records_max > 0:
+            self.start = position = max(position, batches[0][0])
+            window_end = self.start + LIMITS.record_locks_max
         for first, last in batches:
             if len(got) >= records_max:
                 break

@@ -35,8 +35,11 @@ NEW_A_HEARTBEAT: Final = 250
 LARGE: Final = 10_000
 """Members times partitions from which a group is assigned once in `ASSIGNMENT_INTERVAL_MS` only."""
 ASSIGNMENT_INTERVAL_MS: Final = 1_000
-DESCRIBED_MAX: Final = 100_000
-"""Partitions and topics of members in one answer; further groups are refused."""
+NAME_CHARACTERS_MAX: Final = 1_024
+MEMBERS_MAX: Final = 20_000
+"""Of all share groups of a box: some 100 MB."""
+DESCRIBED_BYTES_MAX: Final = 16 << 20
+"""Of one answer, about; further groups are refused."""
 SHARE_TYPE: Final = "share"
 SHARES_MAX: Final = 100_000
 """Share partitions of one box: some 200 MB of the coordinator."""
@@ -135,6 +138,7 @@ class ShareGroups:
         self._timers = timers
         self._on_member_gone = on_member_gone
         self._groups: dict[str, ShareGroup] = {}
+        self._member_count = 0
         self._characters = 0
         """Of the topics that all members subscribe to."""
 
@@ -198,6 +202,8 @@ class ShareGroups:
             invalid = f"MemberEpoch is {request.member_epoch}, but must be greater than or equal to -1."
         elif request.rack_id == "":
             invalid = "RackId can't be empty."
+        elif max(len(request.group_id), len(request.member_id), len(request.rack_id or "")) > NAME_CHARACTERS_MAX:
+            invalid = f"GroupId, MemberId and RackId may have {NAME_CHARACTERS_MAX} characters."
         elif request.member_epoch == JOIN and not request.subscribed_topic_names:
             invalid = "SubscribedTopicNames must be set in first request."
         elif sum(map(len, request.subscribed_topic_names or ())) > SUBSCRIPTION_CHARACTERS_MAX:
@@ -207,6 +213,8 @@ class ShareGroups:
         return self._topics.refusal(request.group_id)
 
     def _room(self, group_id: str, group: ShareGroup | None) -> tuple[ErrorCode, str | None]:
+        if self._member_count >= MEMBERS_MAX:
+            return ErrorCode.GROUP_MAX_SIZE_REACHED, f"The share groups of this box have {MEMBERS_MAX} members already."
         if group is not None and len(group.members) >= self._settings.group_share_max_size:
             return ErrorCode.GROUP_MAX_SIZE_REACHED, f"The share group has reached its maximum capacity of {self._settings.group_share_max_size} members."
         if group is None and not self.has(group_id) and len(self.names()) >= self._settings.max_groups:
@@ -225,13 +233,14 @@ class ShareGroups:
         is_new = member is None
         if member is None:
             member = group.members[request.member_id] = ShareMember(request.member_id)
+            self._member_count += 1
         if request.member_epoch == JOIN:
             member.sent = None
         if is_new or topics != member.topics:
             self._characters += sum(map(len, topics)) - sum(map(len, member.topics))
             group.is_stale = True
             group.group_epoch += 1
-        member.client, member.topics = client, topics
+        member.client, member.topics = client._replace(client_id=client.client_id[:NAME_CHARACTERS_MAX]), topics
         member.rack_id = request.rack_id or member.rack_id
         self._timers.cancel(member.timer)
         key = group.group_id, member.member_id
@@ -243,6 +252,7 @@ class ShareGroups:
         if group is None or member is None:
             return
         self._timers.cancel(member.timer)
+        self._member_count -= 1
         self._characters -= sum(map(len, member.topics))
         group.group_epoch += 1
         group.is_stale = True  # the next heartbeat of another member assigns what it had
@@ -332,10 +342,10 @@ class ShareGroups:
     # ---- from outside
 
     def describe(self, request: apis.ShareGroupDescribeRequest) -> apis.ShareGroupDescribeResponse:
-        described, left = [], DESCRIBED_MAX
+        described, left = [], DESCRIBED_BYTES_MAX
         for group_id in dict.fromkeys(request.group_ids):
             group = self._groups.get(group_id)
-            left -= sum(1 + len(member.topics) + len(member.assigned) for member in group.members.values()) if group is not None else 0
+            left -= 4 * NAME_CHARACTERS_MAX + sum(map(_described_bytes, group.members.values())) if group is not None else 0
             text = f"The answer would be too long. Describe group {group_id} alone."
             described.append(self._describe(group_id) if left > 0 else apis.DescribedShareGroup(ErrorCode.INVALID_REQUEST, text, group_id))
         return apis.ShareGroupDescribeResponse(groups=tuple(described))
@@ -400,6 +410,10 @@ class ShareGroups:
     def alter_offsets(self, request: apis.AlterShareGroupOffsetsRequest, reply: Callable[[apis.AlterShareGroupOffsetsResponse], None]) -> None:
         """Let delivery begin elsewhere in partitions of a group without members; the group is made by it."""
         code, text = self._idle(request.group_id)
+        if code is ErrorCode.NONE:
+            code, text = self._room(request.group_id, None)
+        if code is ErrorCode.NONE and self._states.count + sum(len(topic.partitions) for topic in request.topics) > SHARES_MAX:
+            code, text = ErrorCode.POLICY_VIOLATION, f"This box has {self._states.count} share partitions, and may have {SHARES_MAX}."
         if code is not ErrorCode.NONE:
             reply(apis.AlterShareGroupOffsetsResponse(error_code=code, error_message=text))
             return
@@ -480,8 +494,8 @@ class ShareGroups:
             self._states.delete(hosted, lambda _code: None)
 
     def _idle(self, group_id: str) -> tuple[ErrorCode, str | None]:
-        if not group_id:
-            return ErrorCode.INVALID_GROUP_ID, "GroupId can't be empty."
+        if not group_id or len(group_id) > NAME_CHARACTERS_MAX:
+            return ErrorCode.INVALID_GROUP_ID, f"GroupId must have 1 to {NAME_CHARACTERS_MAX} characters."
         if group_id in self._groups:
             return ErrorCode.NON_EMPTY_GROUP, f"Group {group_id} has members."
         return self._topics.refusal(group_id)
@@ -489,6 +503,13 @@ class ShareGroups:
     def _id_of(self, topic: str) -> TopicId:
         known = self._topics.find(topic)
         return known.topic_id if known is not None else NO_TOPIC_ID
+
+
+def _described_bytes(member: ShareMember) -> int:
+    """About; names of up to four bytes a character."""
+    return (
+        4 * (len(member.member_id) + len(member.client.client_id) + sum(map(len, member.topics))) + 280 * (1 + len(member.topics)) + 300 * len(member.assigned)
+    )
 
 
 def _by_topic(places: Iterable[Place]) -> list[tuple[TopicId, tuple[int, ...]]]:

@@ -183,6 +183,8 @@ class SharePartition:
         def lock(run: Run) -> Run:
             return Run(run.first_offset, run.last_offset, ACQUIRED, run.delivery_count + 1, member_id, deadline_ms)
 
+        if not self._runs and batches and left > 0:  # a long hole that compaction left
+            self.start_offset = position = max(position, batches[0][0])
         for base_offset, last_offset in batches:
             if left <= 0:
                 end = position

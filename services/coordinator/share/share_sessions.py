@@ -86,7 +86,10 @@ class ShareSession:
 class _Fetch:
     """A ShareFetch under way."""
 
-    def __init__(self, session: ShareSession, request: apis.ShareFetchRequest, deadline_ms: int, reply: Callable[[Any], None]) -> None:
+    def __init__(
+        self, session: ShareSession, request: apis.ShareFetchRequest, deadline_ms: int, reply: Callable[[Any], None], may_read: Callable[[TopicId], bool]
+    ) -> None:
+        self.may_read = may_read
         self.session = session
         self.request = request
         self.deadline_ms = deadline_ms
@@ -120,13 +123,21 @@ class ShareSessions:
 
     # ---- requests
 
-    def fetch(self, request: apis.ShareFetchRequest, version: int, now_ms: int, reply: Callable[[apis.ShareFetchResponse], None]) -> None:
+    def fetch(
+        self,
+        request: apis.ShareFetchRequest,
+        version: int,
+        now_ms: int,
+        reply: Callable[[apis.ShareFetchResponse], None],
+        may_read: Callable[[TopicId], bool] = lambda _topic_id: True,
+    ) -> None:
+        """`may_read`: whether the client may read a topic, which the session may have from another time."""
         code, session = self._session(request, now_ms, may_open=True)
         if session is None:
             reply(apis.ShareFetchResponse(error_code=code))
             return
         wait_ms = min(max(0, request.max_wait_ms), WAIT_MS_MAX)
-        fetch = _Fetch(session, request, now_ms + wait_ms, reply)
+        fetch = _Fetch(session, request, now_ms + wait_ms, reply, may_read)
         for topic_id, partitions in request.topics:
             for each in partitions:
                 self._add_place(fetch, (topic_id, each.partition))
@@ -303,6 +314,9 @@ class ShareSessions:
             if self._collected_bytes >= COLLECTED_BYTES_MAX:
                 break
             place = fetch.to_read.popleft()
+            if not fetch.may_read(place[0]):
+                self._put(fetch, place, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+                continue
             hosted = self._states.find(fetch.session.group_id, place)
             bounds = self._logs.bounds(*place)
             if hosted is None or bounds.error_code is not ErrorCode.NONE:

@@ -12,7 +12,7 @@ from appliance.protocol.topic_partitions import TopicIdPartitions
 from appliance.runtime.timers import Timers
 from services.coordinator.groups.member import ClientIdentity
 from services.coordinator.groups.ports import KnownTopic
-from services.coordinator.share.share_groups import NEW_A_HEARTBEAT, LogBounds, ShareGroups, ShareSettings, simple_targets
+from services.coordinator.share.share_groups import NAME_CHARACTERS_MAX, NEW_A_HEARTBEAT, LogBounds, ShareGroups, ShareSettings, simple_targets
 from services.coordinator.share.share_partition import ACCEPT, RELEASE, RENEW, ShareLimits
 from services.coordinator.share.share_sessions import OnRead, ReadBatch, SharedRead, ShareSessions
 from services.coordinator.share.share_states import ShareEvent, ShareStates
@@ -301,3 +301,26 @@ def test_a_large_topic_is_assigned_in_parts() -> None:
     world.log.answer_all()
     assert len(more.only.assignment.topic_partitions[0].partitions) == NEW_A_HEARTBEAT + 1
     assert world.heartbeat(member_epoch=more.only.member_epoch, topics=None).only.member_epoch == more.only.member_epoch
+
+
+def test_a_hole_that_is_longer_than_the_window_is_passed() -> None:
+    world = World()
+    world.join()
+    far = SharedRead(b"ab", [ReadBatch(1_000_000, 1_000_001, 0, 2, False)], 1_000_002)
+    world.read = lambda *_where: _where[-1](far) or True  # type: ignore[method-assign]
+    assert acquired(world.fetch(0)) == [(1_000_000, 1_000_001, 1)]
+
+
+def test_records_that_a_member_may_not_read_are_not_acquired_for_it() -> None:
+    world = World()
+    world.join()
+    replies: Replies[Any] = Replies()
+    topics = (apis.ShareTopicRequest(TOPIC, (apis.SharePartitionRequest(0),)),)
+    world.sessions.fetch(apis.ShareFetchRequest("workers", "m", 0, max_records=100, topics=topics), 2, world.now_ms, replies, lambda _topic_id: False)
+    assert (acquired(replies), code_of(replies)) == ([], ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    assert acquired(world.fetch(1)) == [(0, 5, 1)]
+
+
+def test_names_are_bounded() -> None:
+    long = "n" * (NAME_CHARACTERS_MAX + 1)
+    assert World().heartbeat(group=long).error == World().heartbeat(long).error == ErrorCode.INVALID_REQUEST
