@@ -31,6 +31,7 @@ from services.coordinator.groups.group_coordinator import GroupCoordinator
 from services.coordinator.groups.member import ClientIdentity
 from services.coordinator.groups.ports import KnownTopic
 from services.coordinator.share.share_groups import LogBounds, ShareGroups, ShareSettings
+from services.coordinator.share.share_offsets import ShareOffsets
 from services.coordinator.share.share_partition import ShareLimits
 from services.coordinator.share.share_sessions import OnRead, ReadBatch, SharedRead, ShareSessions
 from services.coordinator.share.share_states import ShareEvent, ShareStates
@@ -79,6 +80,7 @@ class CoordinatedShares:
         self.states = ShareStates(topic, limits, self._timers, now_ms, lambda event, count: counts[event].add(count))
         self.sessions = ShareSessions(settings, limits, self.states, self, now_ms)
         self.groups = ShareGroups(settings, self.states, self, self._timers, self.sessions.on_member_gone)
+        self.offsets = ShareOffsets(self.groups, self.states, self)
         topic.serve(self.states)
 
     # ---- `SharedTopics` and `SharedLogs`
@@ -157,15 +159,15 @@ class CoordinatedShares:
 
     def describe_share_group_offsets(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
         refused = self._refused(apis.DESCRIBE_SHARE_GROUP_OFFSETS_RESPONSE, version, request, reply)
-        self._when_ready(lambda: reply(self.groups.describe_offsets(request)), refused)
+        self._when_ready(lambda: reply(self.offsets.describe_offsets(request)), refused)
 
     def alter_share_group_offsets(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
         refused = self._refused(apis.ALTER_SHARE_GROUP_OFFSETS_RESPONSE, version, request, reply)
-        self._hold(sum(len(topic.partitions) for topic in request.topics), lambda: self.groups.alter_offsets(request, reply), refused)
+        self._hold(sum(len(topic.partitions) for topic in request.topics), lambda: self.offsets.alter_offsets(request, reply), refused)
 
     def delete_share_group_offsets(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
         refused = self._refused(apis.DELETE_SHARE_GROUP_OFFSETS_RESPONSE, version, request, reply)
-        self._when_ready(lambda: self.groups.delete_offsets(request, reply), refused)
+        self._when_ready(lambda: self.offsets.delete_offsets(request, reply), refused)
 
     def _refused(self, response: Any, version: int, request: Any, reply: Callable[[Any], None]) -> Callable[[ErrorCode], None]:
         return lambda code: reply(response.error_response(version, request, code, self._text(code)))
@@ -212,7 +214,7 @@ class CoordinatedShares:
                 others.delete_groups(left, version, client, self._now_ms(), lambda found: reply(found._replace(groups=(*found.groups, *results))))
 
         for name in shared:
-            self.groups.delete_group(name, partial(on_deleted, name))
+            self.offsets.delete_group(name, partial(on_deleted, name))
 
     # ---- turns
 
@@ -222,7 +224,7 @@ class CoordinatedShares:
         if image.generation:
             former, self._known_topics = self._known_topics, {name: topic.topic_id for name, topic in image.topics.items()}
             for topic_id in set(former.values()) - set(self._known_topics.values()):
-                self.groups.on_topic_deleted(topic_id)
+                self.offsets.on_topic_deleted(topic_id)
         count = self._topic.count_partitions()
         if count != self.states.partition_count:
             self._topic.end_all()

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from appliance.base.errors import ErrorCode
-from appliance.base.model import NO_TOPIC_ID, TopicId
+from appliance.base.model import TopicId
 from appliance.protocol import share_apis as apis
 from appliance.protocol.consumer_group_apis import AssignedTopic, ConsumerAssignment, MemberAssignment
 from appliance.protocol.group_apis import ListedGroup
@@ -146,6 +146,9 @@ class ShareGroups:
         """Whether the name is that of a share group."""
         return group_id in self._groups or bool(self._states.of_group(group_id))
 
+    def has_members(self, group_id: str) -> bool:
+        return group_id in self._groups
+
     def names(self) -> set[str]:
         return {*self._groups, *self._states.groups()}
 
@@ -162,7 +165,7 @@ class ShareGroups:
         if code is ErrorCode.NONE and member is not None and request.member_epoch not in (JOIN, LEAVE, member.member_epoch, member.previous_epoch):
             code, text = ErrorCode.FENCED_MEMBER_EPOCH, f"The member is in epoch {member.member_epoch}, not {request.member_epoch}. It must rejoin."
         if code is ErrorCode.NONE and member is None:
-            code, text = self._room(request.group_id, group)
+            code, text = self.room(request.group_id)
         if code is not ErrorCode.NONE:
             reply(apis.ShareGroupHeartbeatResponse(error_code=code, error_message=text))
             return
@@ -212,7 +215,9 @@ class ShareGroups:
             return ErrorCode.INVALID_REQUEST, invalid
         return self._topics.refusal(request.group_id)
 
-    def _room(self, group_id: str, group: ShareGroup | None) -> tuple[ErrorCode, str | None]:
+    def room(self, group_id: str) -> tuple[ErrorCode, str | None]:
+        """Return why the group can have no further member, or cannot be made, or NONE."""
+        group = self._groups.get(group_id)
         if self._member_count >= MEMBERS_MAX:
             return ErrorCode.GROUP_MAX_SIZE_REACHED, f"The share groups of this box have {MEMBERS_MAX} members already."
         if group is not None and len(group.members) >= self._settings.group_share_max_size:
@@ -260,12 +265,6 @@ class ShareGroups:
             del self._groups[group_id]
         self._on_member_gone(group_id, member_id)
 
-    def forget_all(self) -> None:
-        """The coordinator has lost its topic: members join again."""
-        for group in list(self._groups.values()):
-            for member_id in list(group.members):
-                self._remove(group.group_id, member_id)
-
     # ---- partitions
 
     def _subscribed(self, group: ShareGroup) -> set[str]:
@@ -302,7 +301,7 @@ class ShareGroups:
                 self._assign(group, now_ms)
             then()
 
-        _all(steps, assign)
+        all_of(steps, assign)
 
     def _initialize(self, group: ShareGroup, place: Place, start_offset: int, on_done: Callable[[], None]) -> None:
         def on_written(code: ErrorCode) -> None:
@@ -335,7 +334,7 @@ class ShareGroups:
             member_id=member.member_id,
             member_epoch=member.member_epoch,
             heartbeat_interval_ms=self._settings.group_share_heartbeat_interval_ms,
-            assignment=MemberAssignment(tuple(TopicIdPartitions(*each) for each in _by_topic(member.assigned))) if is_sent else None,
+            assignment=MemberAssignment(tuple(TopicIdPartitions(*each) for each in by_topic(member.assigned))) if is_sent else None,
         )
         reply(response)
 
@@ -366,7 +365,7 @@ class ShareGroups:
         )
 
     def _named(self, places: Iterable[Place]) -> list[AssignedTopic]:
-        named = ((topic_id, self._topics.name_of(topic_id), partitions) for topic_id, partitions in _by_topic(places))
+        named = ((topic_id, self._topics.name_of(topic_id), partitions) for topic_id, partitions in by_topic(places))
         return [AssignedTopic(topic_id, name, partitions) for topic_id, name, partitions in named if name is not None]
 
     def state_of(self, group_id: str) -> str:
@@ -379,131 +378,6 @@ class ShareGroups:
         found = (ListedGroup(name, SHARE_TYPE, self.state_of(name), "share") for name in sorted(self.names()))
         return [group for group in found if not states or group.group_state.lower() in states]
 
-    # ---- offsets, for administrators
-
-    def describe_offsets(self, request: apis.DescribeShareGroupOffsetsRequest) -> apis.DescribeShareGroupOffsetsResponse:
-        return apis.DescribeShareGroupOffsetsResponse(groups=tuple([self._offsets_of(group) for group in dict.fromkeys(request.groups)]))
-
-    def _offsets_of(self, group: apis.ShareOffsetsGroup) -> apis.DescribedShareOffsets:
-        if not self.has(group.group_id):
-            return apis.DescribedShareOffsets(group.group_id, (), ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group.group_id} not found.")
-        if group.topics is None:
-            asked = [(self._topics.name_of(topic_id), topic_id, partitions) for topic_id, partitions in _by_topic(self._states.of_group(group.group_id))]
-        else:
-            found = ((name, self._topics.find(name), partitions) for name, partitions in group.topics)
-            asked = [(name, topic.topic_id if topic is not None else NO_TOPIC_ID, partitions) for name, topic, partitions in found]
-        topics = tuple(
-            apis.ShareOffsetsTopic(name, topic_id, tuple(self._offset_of(group.group_id, (topic_id, partition)) for partition in partitions))
-            for name, topic_id, partitions in asked
-            if name is not None
-        )
-        return apis.DescribedShareOffsets(group.group_id, topics)
-
-    def _offset_of(self, group_id: str, place: Place) -> apis.ShareOffsetsPartition:
-        hosted = self._states.find(group_id, place)
-        if hosted is None:
-            return apis.ShareOffsetsPartition(place[1])
-        bounds, share = self._topics.bounds(*place), hosted.share
-        lag = max(0, bounds.high_watermark - share.start_offset - share.done_count()) if bounds.error_code is ErrorCode.NONE else -1
-        return apis.ShareOffsetsPartition(place[1], share.start_offset, hosted.snapshot.leader_epoch, lag)
-
-    def alter_offsets(self, request: apis.AlterShareGroupOffsetsRequest, reply: Callable[[apis.AlterShareGroupOffsetsResponse], None]) -> None:
-        """Let delivery begin elsewhere in partitions of a group without members; the group is made by it."""
-        code, text = self._idle(request.group_id)
-        if code is ErrorCode.NONE:
-            code, text = self._room(request.group_id, None)
-        if code is ErrorCode.NONE and self._states.count + sum(len(topic.partitions) for topic in request.topics) > SHARES_MAX:
-            code, text = ErrorCode.POLICY_VIOLATION, f"This box has {self._states.count} share partitions, and may have {SHARES_MAX}."
-        if code is not ErrorCode.NONE:
-            reply(apis.AlterShareGroupOffsetsResponse(error_code=code, error_message=text))
-            return
-        results: dict[tuple[str, int], ErrorCode] = {}
-        steps: list[Callable[[Callable[[ErrorCode], None]], None]] = []
-        for topic, partitions in request.topics:
-            known = self._topics.find(topic)
-            for number, start_offset in partitions:
-                bounds = self._topics.bounds(known.topic_id, number) if known is not None else LogBounds(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-                results[topic, number] = bounds.error_code
-                if known is not None and bounds.error_code is ErrorCode.NONE:
-                    offset = min(max(start_offset, bounds.log_start_offset), bounds.high_watermark)
-                    steps.append(self._altering(ShareKey(request.group_id, known.topic_id, number), offset, results, (topic, number)))
-
-        def done() -> None:
-            topics = tuple(
-                apis.AlteredShareOffsets(topic, self._id_of(topic), tuple(apis.AlteredShareOffset(number, results[topic, number]) for number, _ in partitions))
-                for topic, partitions in request.topics
-            )
-            reply(apis.AlterShareGroupOffsetsResponse(topics=topics))
-
-        _all(steps, done)
-
-    def _altering(self, key: ShareKey, offset: int, results: dict[tuple[str, int], ErrorCode], of: tuple[str, int]) -> Any:
-        def step(on_done: Callable[[], None]) -> None:
-            def on_written(code: ErrorCode) -> None:
-                results[of] = code
-                on_done()
-
-            self._states.initialize(key, offset, on_written)
-
-        return step
-
-    def delete_offsets(self, request: apis.DeleteShareGroupOffsetsRequest, reply: Callable[[apis.DeleteShareGroupOffsetsResponse], None]) -> None:
-        """Forget topics of a group without members."""
-        code, text = self._idle(request.group_id)
-        if code is ErrorCode.NONE and not self.has(request.group_id):
-            code, text = ErrorCode.GROUP_ID_NOT_FOUND, f"Group {request.group_id} not found."
-        if code is not ErrorCode.NONE:
-            reply(apis.DeleteShareGroupOffsetsResponse(error_code=code, error_message=text))
-            return
-        ids = {each.topic: self._id_of(each.topic) for each in request.topics}
-        results = {topic: ErrorCode.NONE if topic_id != NO_TOPIC_ID else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for topic, topic_id in ids.items()}
-        names = {topic_id: topic for topic, topic_id in ids.items() if topic_id != NO_TOPIC_ID}
-
-        def done() -> None:
-            reply(apis.DeleteShareGroupOffsetsResponse(topics=tuple(apis.DeletedShareOffsets(topic, ids[topic], results[topic]) for topic in ids)))
-
-        self._delete(request.group_id, lambda topic_id: topic_id in names, lambda topic_id, code: results.update({names[topic_id]: code}), done)
-
-    def delete_group(self, group_id: str, on_deleted: Callable[[ErrorCode], None]) -> None:
-        """Delete a group without members, with all that it has done."""
-        if group_id in self._groups:
-            on_deleted(ErrorCode.NON_EMPTY_GROUP)
-            return
-        found: list[ErrorCode] = [ErrorCode.NONE]
-        self._delete(group_id, lambda _topic_id: True, lambda _topic_id, code: found.append(code), lambda: on_deleted(max(found)))
-
-    def _delete(self, group_id: str, is_wanted: Callable[[TopicId], bool], on_result: Callable[[TopicId, ErrorCode], None], done: Callable[[], None]) -> None:
-        steps: list[Callable[[Callable[[], None]], None]] = []
-        for hosted in list(self._states.of_group(group_id).values()):
-            if is_wanted(hosted.key.topic_id):
-
-                def step(on_done: Callable[[], None], hosted: Any = hosted) -> None:
-                    def on_written(code: ErrorCode) -> None:
-                        if code is not ErrorCode.NONE:
-                            on_result(hosted.key.topic_id, code)
-                        on_done()
-
-                    self._states.delete(hosted, on_written)
-
-                steps.append(step)
-        _all(steps, done)
-
-    def on_topic_deleted(self, topic_id: TopicId) -> None:
-        """Its records are gone, and what was done with them."""
-        for hosted in [hosted for hosted in self._states if hosted.key.topic_id == topic_id]:
-            self._states.delete(hosted, lambda _code: None)
-
-    def _idle(self, group_id: str) -> tuple[ErrorCode, str | None]:
-        if not group_id or len(group_id) > NAME_CHARACTERS_MAX:
-            return ErrorCode.INVALID_GROUP_ID, f"GroupId must have 1 to {NAME_CHARACTERS_MAX} characters."
-        if group_id in self._groups:
-            return ErrorCode.NON_EMPTY_GROUP, f"Group {group_id} has members."
-        return self._topics.refusal(group_id)
-
-    def _id_of(self, topic: str) -> TopicId:
-        known = self._topics.find(topic)
-        return known.topic_id if known is not None else NO_TOPIC_ID
-
 
 def _described_bytes(member: ShareMember) -> int:
     """About; names of up to four bytes a character."""
@@ -512,14 +386,14 @@ def _described_bytes(member: ShareMember) -> int:
     )
 
 
-def _by_topic(places: Iterable[Place]) -> list[tuple[TopicId, tuple[int, ...]]]:
+def by_topic(places: Iterable[Place]) -> list[tuple[TopicId, tuple[int, ...]]]:
     found: dict[TopicId, list[int]] = {}
     for topic_id, partition in sorted(places):
         found.setdefault(topic_id, []).append(partition)
     return [(topic_id, tuple(partitions)) for topic_id, partitions in found.items()]
 
 
-def _all(steps: list[Any], done: Callable[[], None]) -> None:
+def all_of(steps: list[Any], done: Callable[[], None]) -> None:
     """Take all steps, which call back once each, and call `done` after the last answer."""
     waiting = len(steps) + 1
 

@@ -13,6 +13,7 @@ from appliance.runtime.timers import Timers
 from services.coordinator.groups.member import ClientIdentity
 from services.coordinator.groups.ports import KnownTopic
 from services.coordinator.share.share_groups import NAME_CHARACTERS_MAX, NEW_A_HEARTBEAT, LogBounds, ShareGroups, ShareSettings, simple_targets
+from services.coordinator.share.share_offsets import ShareOffsets
 from services.coordinator.share.share_partition import ACCEPT, RELEASE, RENEW, ShareLimits
 from services.coordinator.share.share_sessions import OnRead, ReadBatch, SharedRead, ShareSessions
 from services.coordinator.share.share_states import ShareEvent, ShareStates
@@ -45,6 +46,7 @@ class World:
             self.states.finish_load(partition, self.now_ms)
         self.sessions = ShareSessions(settings, limits, self.states, self, lambda: self.now_ms)
         self.groups = ShareGroups(settings, self.states, self, self.timers, self.sessions.on_member_gone)
+        self.offsets = ShareOffsets(self.groups, self.states, self)
 
     # ---- `SharedTopics` and `SharedLogs`
 
@@ -248,13 +250,13 @@ def test_administrators_see_move_and_delete_what_an_empty_group_has_done() -> No
     world.log.answer_all()
 
     def offsets() -> list[tuple[int, int]]:
-        (group,) = world.groups.describe_offsets(apis.DescribeShareGroupOffsetsRequest((apis.ShareOffsetsGroup("workers"),))).groups
+        (group,) = world.offsets.describe_offsets(apis.DescribeShareGroupOffsetsRequest((apis.ShareOffsetsGroup("workers"),))).groups
         return [(part.start_offset, part.lag) for topic in group.topics for part in topic.partitions]
 
     def alter() -> Replies[Any]:
         replies: Replies[Any] = Replies()
         new = apis.NewStartOffsets("jobs", (apis.NewStartOffset(0, 5), apis.NewStartOffset(1, 99)))
-        world.groups.alter_offsets(apis.AlterShareGroupOffsetsRequest("workers", (new,)), replies)
+        world.offsets.alter_offsets(apis.AlterShareGroupOffsetsRequest("workers", (new,)), replies)
         world.log.answer_all()
         return replies
 
@@ -265,7 +267,7 @@ def test_administrators_see_move_and_delete_what_an_empty_group_has_done() -> No
     assert offsets() == [(5, 1), (6, 0)]
     assert [group.group_state for group in world.groups.listed(set(), {"share"})] == ["Empty"]
     codes: list[ErrorCode] = []
-    world.groups.delete_group("workers", codes.append)
+    world.offsets.delete_group("workers", codes.append)
     world.log.answer_all()
     assert codes == [ErrorCode.NONE] and not world.groups.has("workers") and not World(world.log).groups.has("workers")
 
@@ -275,7 +277,7 @@ def test_a_partition_that_was_deleted_while_it_was_written_stays_deleted() -> No
     world.join()
     world.fetch(0)
     first, second = world.acknowledge(1, (0, 1, (ACCEPT,))), world.acknowledge(2, (2, 3, (ACCEPT,)))
-    world.groups.on_topic_deleted(TOPIC)
+    world.offsets.on_topic_deleted(TOPIC)
     world.log.answer_all()
     assert (code_of(first), code_of(second)) == (ErrorCode.NONE, ErrorCode.COORDINATOR_NOT_AVAILABLE)
     assert not World(world.log).groups.has("workers")
