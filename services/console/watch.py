@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from math import nan
 from typing import Any
 
 from appliance.base.clock import Clock
@@ -64,9 +65,9 @@ class BoxMonitor:
         self._slims.append(slim(self.sample))
         self._history.add(Between(self._slims[-2], self._slims[-1]))
         if self.figures.minute_ended(self.sample.wall_ms):
-            self.figures.add(
-                Between(self._minute_slim, self._slims[-1]), self.sample.fullest_disk_percent, sum(group.records for group in self.groups().groups)
-            )
+            groups = self.groups()
+            lag_records = nan if groups is NOT_LOOKED else sum(group.records for group in groups.groups)
+            self.figures.add(Between(self._minute_slim, self._slims[-1]), self.sample.fullest_disk_percent, lag_records)
             self._minute_slim = self._slims[-1]
         if now_ms >= self._next_alarms_ms:
             self._next_alarms_ms = now_ms + ALARMS_EVERY_MS

@@ -64,6 +64,7 @@ def test_each_minute_has_a_point_of_its_own(watched: Watched) -> None:
         watched.box.counters["log-writer@d1"].counter("disk.total_bytes").add()
         watched.step()
     shown = watched.watch.figures_between(HistorySpan(start_ms - 60_000, watched.watch.last_sample().wall_ms))
+    assert set(shown["lag_records"]) == {None}, "no group was looked at: that is no lag of 0"
     known = [value for value in shown["records_per_s"] if value is not None]
     assert known == [10.0] * len(known) and 2 <= len(known) <= 3 and {value for value in shown["fullest_disk_percent"] if value is not None} == {100.0}
 
