@@ -167,7 +167,8 @@ class LoginRoutes:
         return f"{self._persons.cookie_name(visitor)}={secret}; Path=/; HttpOnly; SameSite=Strict{secure}{more}"
 
     def _go(self, path: str, cookie: str | None = None) -> Response:
-        return RedirectResponse(path, 303, headers=self._headers | ({} if cookie is None else {"Set-Cookie": cookie}))
+        """Go to a page by its name in the folder of all pages, before which a proxy may have put a prefix."""
+        return RedirectResponse(f".{path}", 303, headers=self._headers | ({} if cookie is None else {"Set-Cookie": cookie}))
 
     def _answer(self, status: int, content: str, more: dict[str, str] | None = None) -> Response:
         text = self._page.replace("<!--ACCOUNT-->", content)
@@ -192,7 +193,7 @@ def _form(visitor: Visitor, goes_on: str, user: str = "", problem: str = "") -> 
         return f"<h2>Log in</h2>\n<p>No password is taken here: {escape(visitor.why_unsafe)}.</p>"
     said = f'<p class="problem" role="alert">{escape(problem)}</p>\n' if problem else ""
     return f"""<h2>Log in</h2>
-{said}<form method="post" action="{LOGIN_PATH}">
+{said}<form method="post" action=".{LOGIN_PATH}">
 <label>User <input name="user" value="{escape(user[:NAME_MAX])}" required autofocus autocomplete="username" autocapitalize="none" spellcheck="false"></label>
 <label>Password <input name="password" type="password" required autocomplete="current-password"></label>
 <input type="hidden" name="next" value="{escape(goes_on)}">
@@ -205,7 +206,7 @@ def _account(person: Person) -> str:
     text = f"<h2>{escape(person.user)}</h2>\n<p>Your role is {person.role.word}. {MEANINGS[person.role]}</p>\n"
     if not person.session:
         return text + "<p>The proxy has logged you in: log out there.</p>"
-    return f"""{text}<form method="post" action="{LOGOUT_PATH}">
+    return f"""{text}<form method="post" action=".{LOGOUT_PATH}">
 <input type="hidden" name="token" value="{person.token}">
 <button class="main">Log out</button>
 </form>"""

@@ -16,7 +16,8 @@ async function answered(path, options) {
 
 // The session is over, or there is none yet.
 function goToLogin() {
-  if (location.pathname !== "/login") location.assign(`/login?${new URLSearchParams({ next: location.pathname + location.search })}`);
+  const page = `/${location.pathname.split("/").pop()}`; // a proxy may have put a prefix before it
+  if (page !== "/login") location.assign(`login?${new URLSearchParams({ next: page + location.search })}`);
 }
 
 const getJson = (path, parameters = {}) => answered(`${path}?${new URLSearchParams(parameters)}`, { headers: { "X-Millrace": "console" } });
@@ -73,10 +74,10 @@ async function showPerson() {
   const { person } = await getJson("/api/rights");
   if (!person) return;
   $("person").textContent = `${person.user} · ${person.role}`;
-  $("person").href = "/login";
+  $("person").href = "login";
   $("person").hidden = false;
 }
-if (location.pathname === "/login") followTheme(() => {});
+if (location.pathname.endsWith("/login")) followTheme(() => {});
 else showPerson().catch(() => {});
 
 const parameter = (name) => new URLSearchParams(location.search).get(name) ?? "";

@@ -257,10 +257,10 @@ def test_attempts_under_way_are_bounded_by_network_and_in_all() -> None:
 def test_a_login_needs_no_script_and_its_cookie_is_for_the_console_alone() -> None:
     console = Console()
     page = console.ask("/login?next=/topics?topic=a%26b")
-    assert page.status == 200 and b'<form method="post" action="/login">' in page.body and b'value="/topics?topic=a&amp;b"' in page.body
+    assert page.status == 200 and b'<form method="post" action="./login">' in page.body and b'value="/topics?topic=a&amp;b"' in page.body
     assert "form-action 'self'" in page.header("content-security-policy") and "script-src 'self'" in page.header("content-security-policy")
     answer = console.log_in("vera", "/topics?topic=a&b")
-    assert (answer.status, answer.header("location"), answer.body) == (303, "/topics?topic=a&b", b"")
+    assert (answer.status, answer.header("location"), answer.body) == (303, "./topics?topic=a&b", b"")
     name, _, rest = answer.header("set-cookie").partition("=")
     assert name == "millrace-b0b" and rest.endswith("; Path=/; HttpOnly; SameSite=Strict") and len(rest.partition(";")[0]) == 43
     console.ask(LOGIN_PATH, "POST", b"user=vera&password=v%0D%0A", **FORM)  # type: ignore[arg-type]  # as a file has it
@@ -273,7 +273,7 @@ def test_a_login_needs_no_script_and_its_cookie_is_for_the_console_alone() -> No
     "wanted", ["//evil.example", "https://evil.example/", "/\\evil.example", "/nothing", "/topics\r\nSet-Cookie: x=1", "javascript:alert(1)", ""]
 )
 def test_a_login_leads_to_a_page_of_ours_alone(wanted: str) -> None:
-    assert Console().log_in("vera", wanted).header("location") == "/"
+    assert Console().log_in("vera", wanted).header("location") == "./"
     assert "\n" not in Console().log_in("vera", "/topics?a=\r\nSet-Cookie: x=1").header("location")
 
 
@@ -297,7 +297,7 @@ def test_a_stolen_cookie_is_worth_nothing_after_logout_and_logout_needs_the_toke
     assert console.ask(LOGOUT_PATH, "POST", urlencode({"token": "0" * 64}).encode(), cookie=cookie, **FORM).status == 403
     assert console.ask("/api/rights", cookie=cookie).status == 200 and token.encode() in console.ask("/login", cookie=cookie).body
     answer = console.ask(LOGOUT_PATH, "POST", urlencode({"token": token}).encode(), cookie=cookie, **FORM)
-    assert (answer.status, answer.header("location")) == (303, "/login") and "Max-Age=0" in answer.header("set-cookie")
+    assert (answer.status, answer.header("location")) == (303, "./login") and "Max-Age=0" in answer.header("set-cookie")
     assert console.ask("/api/rights", cookie=cookie).status == 401
     assert console.change("/api/topic/create", cookie=cookie, x_millrace_token=token).status == 401
 
