@@ -39,11 +39,12 @@ class MemoryZooKeeper:
         on_state: Callable[[SessionState], None],
         on_change: Callable[[str], None],
         access: object = None,
+        tls: object = None,
     ) -> MemorySession:
         """A client's session, made as a `ZooKeeperSession` is; with `saved` one that has not
         expired continues.
         """
-        del connect, session_timeout_ms, access
+        del connect, session_timeout_ms, access, tls
         is_alive = saved is not None and saved.session_id in self._sessions
         return MemorySession(self, on_state, on_change, saved.session_id if saved is not None and is_alive else 0)
 
