@@ -95,7 +95,7 @@ def _check_source(check: ClusterCheck, cluster: ClusterClient, source: MirroredS
         return {}
     topics = cluster.metadata().topics
     selected = [name for name, topic in topics.items() if not topic.is_internal and is_selected(name, source.topics, source.exclude)]
-    check.found += f", {len(selected)} of {len(topics)} topics selected"
+    check.found += f"; topics selected: {len(selected)} of {len(topics)}"
     if not selected:
         check.problems.append("no topic is selected: there is none of that name, or the right Describe is missing")
     allowed = _topic_operations(cluster, selected)
@@ -117,7 +117,7 @@ def _plan(check: ClusterCheck, cluster: ClusterClient, selected: Iterable[str], 
 def _check_groups(check: ClusterCheck, cluster: ClusterClient, source: MirroredSource) -> None:
     if source.groups:
         chosen = [each.group_id for each in list_groups(cluster) if is_chosen(source, each.group_id)]
-        check.found += f", offsets of {len(chosen)} groups"
+        check.found += f"; groups selected: {len(chosen)}"
         for group_id in chosen[:1]:
             committed_offsets(cluster, group_id)
 
@@ -125,7 +125,7 @@ def _check_groups(check: ClusterCheck, cluster: ClusterClient, source: MirroredS
 def _check_target(check: ClusterCheck, cluster: ClusterClient, options: MirrorOptions, copied: dict[str, int]) -> None:
     existing = {name for name, topic in cluster.metadata().topics.items() if topic.error == ErrorCode.NONE} & copied.keys()
     new = sorted(copied.keys() - existing)
-    check.found += f", {len(existing)} topics are there, {len(new)} to create"
+    check.found += f"; topics: {len(existing)} there, {len(new)} to create"
     allowed = _topic_operations(cluster, sorted(existing))
     check.require(AclOperation.WRITE, allowed)
     if options.copies_settings:

@@ -169,6 +169,8 @@ def test_every_record_is_there_once_though_mirror_and_boxes_are_killed_again_and
         done = subprocess.run([*COMMAND, "status", str(running.file)], env=environment(), capture_output=True, text=True, check=False)
         return done.stdout if done.returncode == 0 else ""
 
+    checked = subprocess.run([*COMMAND, "check", str(running.file)], env=environment(), capture_output=True, text=True, check=False)
+    assert checked.returncode == 0 and "; topics: 1 there, 0 to create" in checked.stdout and "; topics selected: 1 of " in checked.stdout, checked.stdout
     text = eventually(shown, "the status is without a problem")
     assert "kills-2" in text and "copying" in text
     figures = Path(f"{running.file}.status.prom").read_text()

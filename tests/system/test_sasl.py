@@ -149,6 +149,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     for result in admin.create_acls(allowed).values():
         result.result(SECONDS)
     yield made
+    made.silent.close()
     assert made.box.stop() == 0
 
 
@@ -430,7 +431,7 @@ def test_a_mirror_reads_and_writes_with_the_rights_of_its_user(place: Place, tmp
     file.write_text(f'round-ms = 0\n[target]\n{client}[[source]]\nname = "m"\ntopics = ["from-.*"]\n{client}')
     options_of_file = read_mirror_file(str(file))
     target, source = check_clusters(options_of_file)
-    assert source.found.endswith(", 2 of 2 topics selected") and target.found.endswith(", 0 topics are there, 2 to create")
+    assert source.found.endswith("; topics selected: 2 of 2") and target.found.endswith("; topics: 0 there, 2 to create")
     assert source.problems == ["the right DescribeConfigs is missing for topics from-no, from-yes"]
     assert target.problems == [
         "could not describe group 'millrace-mirror.m.m': not allowed on this group (GROUP_AUTHORIZATION_FAILED)",
