@@ -76,13 +76,22 @@ _NO_SECRETS = "InaccessiblePaths=-/var/lib/millrace/zookeeper -/var/lib/millrace
 _NOT_EXECUTABLE = "NoExecPaths=/var/lib/millrace"
 UNIT_DIFFERENCES: dict[str, dict[str, tuple[Lines, Lines]]] = {
     # Writable directories are not executable, ZooKeeper's secret is for two processes, and no process but the supervisor changes box.json.
-    # Ingest writes to a part of the state directory, and a load connects to its box only.
+    # Ingest and console write to a part of the state directory, a load connects to its box only, and systemd makes the socket of the administration.
     "0.1.0": {
         "millrace-.service.d/10-box.conf": ((), ("ReadOnlyPaths=-/run/millrace/d7883b4450/box.json",)),
         **{
-            f"millrace-{unit}.service.d/20-settings.conf": ((), (_HEADER, "[Service]", _NO_SECRETS))
-            for unit in ("acceptor@", "console", "coordinator", "replica-fetcher")
+            f"millrace-{unit}.service.d/20-settings.conf": ((), (_HEADER, "[Service]", _NO_SECRETS)) for unit in ("acceptor@", "coordinator", "replica-fetcher")
         },
+        "millrace-console.service.d/20-settings.conf": (
+            (),
+            (
+                _HEADER,
+                "[Service]",
+                "ReadWritePaths=-/var/lib/millrace/console",
+                f"{_NOT_EXECUTABLE.replace('/var', '-/var')}/console",
+                _NO_SECRETS,
+            ),
+        ),
         **{f"millrace-{unit}.service.d/20-settings.conf": ((), (_NOT_EXECUTABLE,)) for unit in ("controller", "zookeeper")},
         "millrace-ingest@.service.d/20-settings.conf": (
             ("ReadWritePaths=/var/lib/millrace",),
@@ -105,6 +114,7 @@ UNIT_DIFFERENCES: dict[str, dict[str, tuple[Lines, Lines]]] = {
             f"millrace-log-writer@{disk}.service.d/20-settings.conf": ((), (f"NoExecPaths=/srv/{mount}/{disk} /var/lib/millrace", _NO_SECRETS))
             for disk, mount in (("d0", "disk1"), ("d1", "disk2"), ("d2", "disk2"))
         },
+        "millrace.target.d/20-settings.conf": ((), ("Wants=millrace-administration.socket",)),
         "millrace-supervisor.service.d/20-settings.conf": (
             ("Environment=MILLRACE_UNITS_FOR=7bc0aa13",),
             ("Environment=MILLRACE_UNITS_FOR=73e615c2", "ReadOnlyPaths=", f"{_NOT_EXECUTABLE} -/srv/disk1/d0 -/srv/disk2/d1 -/srv/disk2/d2"),
