@@ -38,8 +38,8 @@ ASSIGNMENT_INTERVAL_MS: Final = 1_000
 NAME_CHARACTERS_MAX: Final = 1_024
 MEMBERS_MAX: Final = 20_000
 """Of all share groups of a box: some 100 MB."""
-DESCRIBED_BYTES_MAX: Final = 16 << 20
-"""Of one answer, about; further groups are refused."""
+DESCRIBED_BYTES_MAX: Final = 40 << 20
+"""Of one answer, at most; further groups are refused, for a frame of `coordinator.sock` holds 64 MiB."""
 SHARE_TYPE: Final = "share"
 SHARES_MAX: Final = 100_000
 """Share partitions of one box: some 200 MB of the coordinator."""
@@ -344,8 +344,8 @@ class ShareGroups:
         described, left = [], DESCRIBED_BYTES_MAX
         for group_id in dict.fromkeys(request.group_ids):
             group = self._groups.get(group_id)
-            left -= 4 * NAME_CHARACTERS_MAX + sum(map(_described_bytes, group.members.values())) if group is not None else 0
-            text = f"The answer would be too long. Describe group {group_id} alone."
+            left -= 6 * NAME_CHARACTERS_MAX + sum(map(_described_bytes, group.members.values())) if group is not None else 0
+            text = "The answer would be too long; describe fewer groups, or a group with fewer topics and members."
             described.append(self._describe(group_id) if left > 0 else apis.DescribedShareGroup(ErrorCode.INVALID_REQUEST, text, group_id))
         return apis.ShareGroupDescribeResponse(groups=tuple(described))
 
@@ -380,10 +380,9 @@ class ShareGroups:
 
 
 def _described_bytes(member: ShareMember) -> int:
-    """About; names of up to four bytes a character."""
-    return (
-        4 * (len(member.member_id) + len(member.client.client_id) + sum(map(len, member.topics))) + 280 * (1 + len(member.topics)) + 300 * len(member.assigned)
-    )
+    """No less than what the member takes: each topic is named twice, by its subscription and by its assignment."""
+    names = 4 * (len(member.member_id) + len(member.client.client_id) + len(member.rack_id or "")) + 200
+    return names + sum(2 * len(topic.encode("utf-8", "replace")) + 40 for topic in member.topics) + 4 * len(member.assigned)
 
 
 def by_topic(places: Iterable[Place]) -> list[tuple[TopicId, tuple[int, ...]]]:

@@ -326,3 +326,13 @@ def test_records_that_a_member_may_not_read_are_not_acquired_for_it() -> None:
 def test_names_are_bounded() -> None:
     long = "n" * (NAME_CHARACTERS_MAX + 1)
     assert World().heartbeat(group=long).error == World().heartbeat(long).error == ErrorCode.INVALID_REQUEST
+
+
+def test_a_description_is_bounded_and_each_group_is_in_it_once() -> None:
+    world = World()
+    world.heartbeat("a", topics=tuple(f"{number:249}" for number in range(300)))
+    world.join("b")
+    (group,) = world.groups.describe(apis.ShareGroupDescribeRequest(("workers", "workers"))).groups
+    assert (group.error_code, len(group.members)) == (0, 2)
+    answer = apis.SHARE_GROUP_DESCRIBE_RESPONSE.encode(1, apis.ShareGroupDescribeResponse(groups=(group,)))
+    assert len(answer) < 2 * 300 * 249  # what `_described_bytes` counts
