@@ -33,7 +33,7 @@ from services.coordinator.groups.ports import KnownTopic
 from services.coordinator.share.share_groups import LogBounds, ShareGroups, ShareSettings
 from services.coordinator.share.share_offsets import ShareOffsets
 from services.coordinator.share.share_partition import ShareLimits
-from services.coordinator.share.share_sessions import OnRead, ReadBatch, SharedRead, ShareSessions
+from services.coordinator.share.share_sessions import OnRead, ReadBatch, ShareAsker, SharedRead, ShareSessions
 from services.coordinator.share.share_states import ShareEvent, ShareStates
 from services.coordinator.state.state_topic import StateTopic
 
@@ -144,14 +144,21 @@ class CoordinatedShares:
     def share_group_describe(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
         self._when_ready(lambda: reply(self.groups.describe(request)), self._refused(apis.SHARE_GROUP_DESCRIBE_RESPONSE, version, request, reply))
 
-    def share_fetch(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None], rights: Rights | None = None) -> None:
-        """`rights` of the client; None without an authorizer. Records that it may not read are not acquired for it."""
+    def share_fetch(
+        self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None], asker: ShareAsker | None = None
+    ) -> None:
+        """Records that the client may not read, or whose acceptor has died, are not acquired for it."""
         refused = self._refused(apis.SHARE_FETCH_RESPONSE, version, request, reply)
-        self._when_ready(lambda: self.sessions.fetch(request, version, self._now_ms(), reply, partial(self._may_read, rights)), refused)
+        self._when_ready(lambda: self.sessions.fetch(request, version, self._now_ms(), reply, asker), refused)
 
-    def _may_read(self, rights: Rights | None, topic_id: TopicId) -> bool:
-        name = self.name_of(topic_id)
-        return rights is None or name is None or rights.allows(AclOperation.READ, AclResource.TOPIC, name)
+    def asker(self, rights: Rights | None, is_connected: Callable[[], bool]) -> ShareAsker:
+        """`rights`: None without an authorizer."""
+
+        def may_read(topic_id: TopicId) -> bool:
+            name = self.name_of(topic_id)
+            return rights is None or name is None or rights.allows(AclOperation.READ, AclResource.TOPIC, name)
+
+        return ShareAsker(may_read, is_connected)
 
     def share_acknowledge(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
         refused = self._refused(apis.SHARE_ACKNOWLEDGE_RESPONSE, version, request, reply)

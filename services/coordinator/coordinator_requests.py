@@ -170,6 +170,10 @@ class CoordinatorRequests:
         identity = ClientIdentity(asked.client_id, f"/{asked.client_host}")
         if self._rights is not None and asked.api_key == ApiKey.CONSUMER_GROUP_HEARTBEAT:
             self._rights.on_heartbeat(request.group_id, request.member_id, asked.origin, asked.client_host)
+        if self.shares is not None and asked.api_key == ApiKey.SHARE_FETCH:
+            asker = self.shares.asker(self._rights.of(asked.origin, asked.client_host) if self._rights is not None else None, lambda: client.is_open)
+            self.shares.share_fetch(request, asked.api_version, identity, self._now_ms(), reply, asker)
+            return
         if self.shares is not None and self._concerns_shares(self.shares, asked, api, request, identity, reply):
             return
         if asked.api_key == ApiKey.TXN_OFFSET_COMMIT:
@@ -183,10 +187,7 @@ class CoordinatorRequests:
         self, shares: CoordinatedShares, asked: KafkaRequest, api: CoordinatedApi, request: Any, identity: ClientIdentity, reply: Callable[[Any], None]
     ) -> bool:
         """Answer what share groups answer, alone or with the other groups; return False for what they do not."""
-        if asked.api_key == ApiKey.SHARE_FETCH and self._rights is not None:
-            rights = self._rights.follower.authorizer.rights_of(str(asked.origin.principal), asked.client_host, asked.origin.is_privileged)
-            shares.share_fetch(request, asked.api_version, identity, self._now_ms(), reply, rights)
-        elif api.is_shared:
+        if api.is_shared:
             getattr(shares, api.rule)(request, asked.api_version, identity, self._now_ms(), reply)
         elif asked.api_key in _TAKE_NAMES and shares.groups.has(request.group_id):
             reply(api.response.error_response(asked.api_version, request, _TAKE_NAMES[ApiKey(asked.api_key)], f"Group {request.group_id} is a share group."))

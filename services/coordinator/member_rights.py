@@ -33,10 +33,14 @@ class MemberRights:
 
     def on_heartbeat(self, group_id: str, member_id: str, origin: RequestOrigin, address: str) -> None:
         key = group_id, member_id
-        self._rights[key] = self.follower.authorizer.rights_of(str(origin.principal), address, origin.is_privileged)
+        self._rights[key] = self.of(origin, address)
         self._rights.move_to_end(key)
         if len(self._rights) > MEMBERS_MAX:
             self._rights.popitem(last=False)
+
+    def of(self, origin: RequestOrigin, address: str) -> Rights:
+        """Return the rights of a request's sender."""
+        return self.follower.authorizer.rights_of(str(origin.principal), address, origin.is_privileged)
 
     def visible(self, group_id: str, member_id: str, names: frozenset[str]) -> frozenset[str] | None:
         """Return the names that a member may describe, or None while its principal is not known."""

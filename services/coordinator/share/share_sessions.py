@@ -83,13 +83,18 @@ class ShareSession:
         self.is_over = False
 
 
+class ShareAsker(NamedTuple):
+    """The client of a ShareFetch: whether it may read a topic, which the session may have from another time, and whether it is still connected."""
+
+    may_read: Callable[[TopicId], bool] = lambda _topic_id: True
+    is_connected: Callable[[], bool] = lambda: True
+
+
 class _Fetch:
     """A ShareFetch under way."""
 
-    def __init__(
-        self, session: ShareSession, request: apis.ShareFetchRequest, deadline_ms: int, reply: Callable[[Any], None], may_read: Callable[[TopicId], bool]
-    ) -> None:
-        self.may_read = may_read
+    def __init__(self, session: ShareSession, request: apis.ShareFetchRequest, deadline_ms: int, reply: Callable[[Any], None], asker: ShareAsker) -> None:
+        self.asker = asker
         self.session = session
         self.request = request
         self.deadline_ms = deadline_ms
@@ -99,6 +104,11 @@ class _Fetch:
         self.records_left = request.max_records
         self.bytes_left = min(request.max_bytes, FETCH_BYTES_MAX)
         self.size_bytes = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing may be acquired for it any more."""
+        return self.session.is_over or not self.asker.is_connected()
 
 
 class ShareSessions:
@@ -129,15 +139,14 @@ class ShareSessions:
         version: int,
         now_ms: int,
         reply: Callable[[apis.ShareFetchResponse], None],
-        may_read: Callable[[TopicId], bool] = lambda _topic_id: True,
+        asker: ShareAsker | None = None,
     ) -> None:
-        """`may_read`: whether the client may read a topic, which the session may have from another time."""
         code, session = self._session(request, now_ms, may_open=True)
         if session is None:
             reply(apis.ShareFetchResponse(error_code=code))
             return
         wait_ms = min(max(0, request.max_wait_ms), WAIT_MS_MAX)
-        fetch = _Fetch(session, request, now_ms + wait_ms, reply, may_read)
+        fetch = _Fetch(session, request, now_ms + wait_ms, reply, asker or ShareAsker())
         for topic_id, partitions in request.topics:
             for each in partitions:
                 self._add_place(fetch, (topic_id, each.partition))
@@ -285,7 +294,7 @@ class ShareSessions:
                 break
             fetch = self._parked.popleft()
             looks_left -= len(fetch.session.places)
-            if fetch.session.is_over or now_ms >= fetch.deadline_ms or any(self._has_news(fetch, place) for place in fetch.session.places):
+            if fetch.is_over or now_ms >= fetch.deadline_ms or any(self._has_news(fetch, place) for place in fetch.session.places):
                 done += 1
                 self._begin_round(fetch, now_ms)
             else:
@@ -310,11 +319,11 @@ class ShareSessions:
         self._continue(fetch, now_ms)
 
     def _continue(self, fetch: _Fetch, now_ms: int) -> None:
-        while fetch.to_read and fetch.records_left > 0 and fetch.bytes_left > 0 and not fetch.session.is_over:
+        while fetch.to_read and fetch.records_left > 0 and fetch.bytes_left > 0 and not fetch.is_over:
             if self._collected_bytes >= COLLECTED_BYTES_MAX:
                 break
             place = fetch.to_read.popleft()
-            if not fetch.may_read(place[0]):
+            if not fetch.asker.may_read(place[0]):
                 self._put(fetch, place, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
                 continue
             hosted = self._states.find(fetch.session.group_id, place)
@@ -329,7 +338,7 @@ class ShareSessions:
             if self._read(fetch, hosted, offset):
                 return
         fetch.to_read.clear()
-        if fetch.size_bytes or fetch.session.is_over or now_ms >= fetch.deadline_ms or any(result.error_code for result in fetch.results.values()):
+        if fetch.size_bytes or fetch.is_over or now_ms >= fetch.deadline_ms or any(result.error_code for result in fetch.results.values()):
             self._answer(fetch)
         else:
             self._parked.append(fetch)
@@ -339,7 +348,7 @@ class ShareSessions:
             hosted.is_reading = False
             if read is None:
                 hosted.read_again_ms = self._now_ms() + READ_AGAIN_MS
-            elif not fetch.session.is_over and not hosted.is_gone:
+            elif not fetch.is_over and not hosted.is_gone:
                 self._deliver(fetch, hosted, offset, read)
             self._continue(fetch, self._now_ms())
 

@@ -15,8 +15,8 @@ from services.coordinator.groups.ports import KnownTopic
 from services.coordinator.share.share_groups import NAME_CHARACTERS_MAX, NEW_A_HEARTBEAT, LogBounds, ShareGroups, ShareSettings, simple_targets
 from services.coordinator.share.share_offsets import ShareOffsets
 from services.coordinator.share.share_partition import ACCEPT, RELEASE, RENEW, ShareLimits
-from services.coordinator.share.share_sessions import OnRead, ReadBatch, SharedRead, ShareSessions
-from services.coordinator.share.share_states import ShareEvent, ShareStates
+from services.coordinator.share.share_sessions import OnRead, ReadBatch, ShareAsker, SharedRead, ShareSessions
+from services.coordinator.share.share_states import SHARE_SNAPSHOT, ShareEvent, ShareKey, ShareSnapshot, ShareStates, SnapshotBatch, state_partition_of
 from tests.support.group_world import LogInMemory, Replies
 
 TOPIC = TopicId(b"t" * 16)
@@ -318,7 +318,9 @@ def test_records_that_a_member_may_not_read_are_not_acquired_for_it() -> None:
     world.join()
     replies: Replies[Any] = Replies()
     topics = (apis.ShareTopicRequest(TOPIC, (apis.SharePartitionRequest(0),)),)
-    world.sessions.fetch(apis.ShareFetchRequest("workers", "m", 0, max_records=100, topics=topics), 2, world.now_ms, replies, lambda _topic_id: False)
+    world.sessions.fetch(
+        apis.ShareFetchRequest("workers", "m", 0, max_records=100, topics=topics), 2, world.now_ms, replies, ShareAsker(lambda _topic_id: False)
+    )
     assert (acquired(replies), code_of(replies)) == ([], ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     assert acquired(world.fetch(1)) == [(0, 5, 1)]
 
@@ -336,3 +338,29 @@ def test_a_description_is_bounded_and_each_group_is_in_it_once() -> None:
     assert (group.error_code, len(group.members)) == (0, 2)
     answer = apis.SHARE_GROUP_DESCRIBE_RESPONSE.encode(1, apis.ShareGroupDescribeResponse(groups=(group,)))
     assert len(answer) < 2 * 300 * 249  # what `_described_bytes` counts
+
+
+def test_a_snapshot_is_the_bytes_that_kafka_reads() -> None:
+    """Kafka 4.3.1's ShareSnapshotKey and ShareSnapshotValue read these bytes, and its hash finds this partition of 50."""
+    key = ShareKey("workers", TOPIC, 3)
+    record = SHARE_SNAPSHOT.record(key, ShareSnapshot(4, 1, 0, 17, 1_000, 2_000, (SnapshotBatch(17, 20, 0, 2), SnapshotBatch(21, 25, 2, 1))))
+    value = "0000000000040000000100000000000000000000001100000000000003e800000000000007d0"
+    value += "030000000000000011000000000000001400000200000000000000001500000000000000190200010000"
+    assert (record.key.hex(), (record.value or b"").hex()) == ("00000007776f726b6572737474747474747474747474747474747400000003", value)
+    assert state_partition_of(key, 50) == 43
+
+
+def test_nothing_is_acquired_for_a_client_whose_acceptor_has_died() -> None:
+    world = World()
+    world.join()
+    world.high_watermark = 0
+    topics = (apis.ShareTopicRequest(TOPIC, (apis.SharePartitionRequest(0),)),)
+    orphan: Replies[Any] = Replies()
+    is_open = [True]
+    request = apis.ShareFetchRequest("workers", "m", 0, max_wait_ms=5_000, max_records=100, topics=topics)
+    world.sessions.fetch(request, 2, world.now_ms, orphan, ShareAsker(is_connected=lambda: is_open[0]))
+    is_open[0] = False
+    world.high_watermark = 6
+    world.wait(1)
+    assert acquired(orphan) == []
+    assert acquired(world.fetch(0)) == [(0, 5, 1)]
