@@ -115,6 +115,8 @@ class SharePartition:
         self.start_offset = start_offset
         self.limits = limits
         self._runs: list[Run] = []
+        self._first_available: int | None = None
+        self._first_deadline_ms: int | None = None
         for batch in batches:
             if batch.first_offset > self.end_offset:
                 _push(self._runs, Run(self.end_offset, batch.first_offset - 1, AVAILABLE, 0))  # Kafka's snapshots leave out what was acquired
@@ -139,14 +141,13 @@ class SharePartition:
 
     def next_fetch_offset(self) -> int | None:
         """Return the first offset that a member may get; None while the window is full and no member has released anything."""
-        for run in self._runs:
-            if run.state is AVAILABLE:
-                return run.first_offset
+        if self._first_available is not None:
+            return self._first_available
         return self.end_offset if self.end_offset - self.start_offset < self.limits.record_locks_max else None
 
     def next_deadline_ms(self) -> int | None:
         """Return when the first lock ends."""
-        return min((run.deadline_ms for run in self._runs if run.state is ACQUIRED and run.write == NO_WRITE), default=None)
+        return self._first_deadline_ms
 
     def done_count(self) -> int:
         """Return how many offsets of the window need no delivery any more."""
@@ -262,6 +263,7 @@ class SharePartition:
             self._runs = _edited(self._runs, edits)
         except _Refused:
             return ErrorCode.INVALID_RECORD_STATE, False
+        self._look()
         return ErrorCode.NONE, any(run.write == write for run in self._runs)
 
     def _acknowledged(self, kind: AcknowledgeType, member_id: str, write: int, deadline_ms: int) -> Change:
@@ -318,6 +320,11 @@ class SharePartition:
             self.start_offset = log_start_offset
             self._advance()
 
+    def _look(self) -> None:
+        """Remember what is asked between changes, too, once for each change."""
+        self._first_available = next((run.first_offset for run in self._runs if run.state is AVAILABLE), None)
+        self._first_deadline_ms = min((run.deadline_ms for run in self._runs if run.state is ACQUIRED and run.write == NO_WRITE), default=None)
+
     def _advance(self) -> None:
         """What is done leaves the window at its start."""
         done = 0
@@ -327,6 +334,7 @@ class SharePartition:
             self.start_offset = run.last_offset + 1
             done += 1
         del self._runs[:done]
+        self._look()
         check(not self._runs or self._runs[0].first_offset == self.start_offset, f"the window begins at {self.start_offset}, its first run elsewhere")
 
 

@@ -308,8 +308,13 @@ class ShareSessions:
             return True
         if hosted.is_reading or self._now_ms() < hosted.read_again_ms:
             return False
-        offset = hosted.share.next_fetch_offset()
+        offset = self._next_offset(hosted)
         return offset is not None and max(offset, bounds.log_start_offset) < bounds.high_watermark
+
+    def _next_offset(self, hosted: HostedShare) -> int | None:
+        """Return where the next read begins; None while nothing may be delivered."""
+        offset = hosted.share.next_fetch_offset()
+        return offset if self._states.has_room or offset is None or offset < hosted.share.end_offset else None
 
     def _begin_round(self, fetch: _Fetch, now_ms: int) -> None:
         places = list(fetch.session.places)
@@ -332,7 +337,7 @@ class ShareSessions:
                 self._put(fetch, place, error_code=bounds.error_code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
                 continue
             hosted.share.raise_start(bounds.log_start_offset)
-            offset = hosted.share.next_fetch_offset()
+            offset = self._next_offset(hosted)
             if hosted.is_reading or offset is None or offset >= bounds.high_watermark or now_ms < hosted.read_again_ms:
                 continue
             if self._read(fetch, hosted, offset):

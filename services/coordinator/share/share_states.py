@@ -23,6 +23,8 @@ from services.coordinator.state.state_format import StateFormat, UnreadableRecor
 
 OnWritten = Callable[[ErrorCode], None]
 WRITE_TIMEOUT_MS: Final = 5_000
+WINDOW_RECORDS_MAX: Final = 1_000_000
+"""Of all share partitions of a box, before nothing more is delivered for the first time: at most 300 MB."""
 
 
 class ShareEvent(Enum):
@@ -74,11 +76,13 @@ class HostedShare:
     """One share partition and its writes."""
 
     def __init__(self, key: ShareKey, state_partition: int, share: SharePartition, snapshot: ShareSnapshot) -> None:
-        """`snapshot`: the last one."""
+        """`snapshot`: the last one; its batches are not kept."""
         self.key = key
         self.state_partition = state_partition
         self.share = share
-        self.snapshot = snapshot
+        self.snapshot = snapshot._replace(state_batches=())
+        self.window_records = 0
+        """As far as `ShareStates` has counted it."""
         self.is_reading = False
         """A fetch reads records for it; others wait, or they would get the same ones."""
         self.read_again_ms = 0
@@ -115,6 +119,7 @@ class ShareStates:
         self._loading: dict[int, dict[ShareKey, ShareSnapshot]] = {}
         self._active: set[int] = set()
         self.count = 0
+        self._window_records = 0
         self.partition_count = 0
         self.skipped_records = 0
 
@@ -190,8 +195,8 @@ class ShareStates:
             snapshot_epoch=hosted.snapshot.snapshot_epoch + 1,
             start_offset=start_offset,
             write_timestamp_ms=self._now_ms(),
-            state_batches=tuple([SnapshotBatch(*batch) for batch in batches]),
         )
+        written = hosted.snapshot._replace(state_batches=tuple([SnapshotBatch(*batch) for batch in batches]))
 
         def on_appended(code: ErrorCode) -> None:
             hosted.is_writing = False
@@ -202,7 +207,7 @@ class ShareStates:
                 self._begin_write(hosted)
             self.watch_locks(hosted)
 
-        self._log.append(hosted.state_partition, (SHARE_SNAPSHOT.record(hosted.key, hosted.snapshot),), on_appended, timeout_ms=WRITE_TIMEOUT_MS)
+        self._log.append(hosted.state_partition, (SHARE_SNAPSHOT.record(hosted.key, written),), on_appended, timeout_ms=WRITE_TIMEOUT_MS)
 
     def delete(self, hosted: HostedShare, on_written: OnWritten) -> None:
         """Forget a share partition, in the log too: the tombstone comes behind the write under way, and no other follows."""
@@ -210,7 +215,8 @@ class ShareStates:
         self._log.append(hosted.state_partition, (SHARE_SNAPSHOT.record(hosted.key, None),), on_written, timeout_ms=WRITE_TIMEOUT_MS)
 
     def watch_locks(self, hosted: HostedShare) -> None:
-        """End the first lock of a share partition in time."""
+        """After a change: count the window, and end the first lock in time."""
+        self._count_window(hosted)
         deadline_ms = hosted.share.next_deadline_ms()
         timer = hosted.timer
         if deadline_ms is None or hosted.is_gone or (timer is not None and timer.is_live and timer.deadline_ms <= deadline_ms):
@@ -218,6 +224,16 @@ class ShareStates:
         if timer is not None and timer.is_live:
             self._timers.cancel(timer)
         hosted.timer = self._timers.schedule(deadline_ms, lambda now_ms: self._on_deadline(hosted, now_ms))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether windows may grow: each record of a window may need a run of its own in memory and in the snapshot."""
+        return self._window_records < WINDOW_RECORDS_MAX
+
+    def _count_window(self, hosted: HostedShare) -> None:
+        records = 0 if hosted.is_gone else hosted.share.end_offset - hosted.share.start_offset
+        self._window_records += records - hosted.window_records
+        hosted.window_records = records
 
     def _on_deadline(self, hosted: HostedShare, now_ms: int) -> None:
         if hosted.is_gone:
@@ -237,10 +253,12 @@ class ShareStates:
     def _host(self, hosted: HostedShare) -> HostedShare:
         self._by_group.setdefault(hosted.key.group_id, {})[hosted.key[1:]] = hosted
         self.count += 1
+        self._count_window(hosted)
         return hosted
 
     def _forget(self, hosted: HostedShare) -> None:
         hosted.is_gone = True
+        self._count_window(hosted)
         self._timers.cancel(hosted.timer)
         waiting, hosted.waiting = hosted.waiting, []
         for on_written in waiting:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
 from appliance.protocol import share_apis as apis
@@ -364,3 +366,19 @@ def test_nothing_is_acquired_for_a_client_whose_acceptor_has_died() -> None:
     world.wait(1)
     assert acquired(orphan) == []
     assert acquired(world.fetch(0)) == [(0, 5, 1)]
+
+
+def test_windows_are_bounded_together_and_what_is_in_them_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.join()
+    monkeypatch.setattr("services.coordinator.share.share_states.WINDOW_RECORDS_MAX", 6)
+    assert acquired(world.fetch(0)) == [(0, 5, 1)]
+    waits = world.fetch(1, (0, 0, (RELEASE,)), partition=0, max_wait_ms=500)
+    other = world.fetch(2, partition=1, max_wait_ms=500)
+    world.log.answer_all()
+    assert acquired(waits) == [(0, 0, 2)] and not other  # the other partition would need room
+    world.acknowledge(3, (0, 5, (ACCEPT,)))
+    world.log.answer_all()
+    world.wait(1)
+    assert acquired(other) == [(0, 5, 1)]
+    assert World(world.log).states.find("workers", (TOPIC, 0)) is not None
