@@ -11,7 +11,7 @@ from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from appliance.records.batch import CODEC_MASK, RECORDS_AT, BatchHeader
-from appliance.records.compression import Buffer, Codec, CorruptBatch, decompress
+from appliance.records.compression import Buffer, Codec, CorruptBatch, decompress, opened_batch_limit
 
 OPENED_BATCH_BYTES_MAX = 1 << 30
 OPENED_BYTES_MAX = 2**31 - 1
@@ -47,10 +47,18 @@ class OpenedBatches(NamedTuple):
     headers: list[BatchHeader]
 
 
-class BatchOpener:
-    """Opens groups of one partition; earlier batches decide how much memory it reserves for the next."""
+OPENED_GROUP_BYTES = 32 << 20
 
-    def __init__(self) -> None:
+
+class BatchOpener:
+    """Opens groups of one partition; earlier batches decide how much memory it reserves for the next.
+
+    `is_bounded`, for a process that others need: no batch may hold more than `opened_batch_limit`, and about
+    `OPENED_GROUP_BYTES` are open at a time.
+    """
+
+    def __init__(self, is_bounded: bool = False) -> None:
+        self._is_bounded = is_bounded
         self._bytes_a_record = 0.0
 
     def open(self, memory: memoryview, batches: Sequence[StoredBatch]) -> Iterator[OpenedBatches]:
@@ -61,19 +69,26 @@ class BatchOpener:
             if codec == Codec.NONE:
                 yield _small_enough(OpenedBatches(memory, [batch.position + RECORDS_AT for batch in members], [batch.end for batch in members], headers))
                 continue
-            bodies = [self._open(memory, batch) for batch in members]
-            edges = list(accumulate(map(len, bodies), initial=0))
-            body = memoryview(bodies[0] if len(bodies) == 1 else b"".join(bodies))
-            yield _small_enough(OpenedBatches(body, edges[:-1], edges[1:], headers))
+            bodies: list[Buffer] = []
+            size_bytes = 0
+            for number, batch in enumerate(members, 1):
+                bodies.append(self._open(memory, batch))
+                size_bytes += len(bodies[-1])
+                if number == len(members) or (self._is_bounded and size_bytes >= OPENED_GROUP_BYTES):
+                    edges = list(accumulate(map(len, bodies), initial=0))
+                    body = memoryview(bodies[0] if len(bodies) == 1 else b"".join(bodies))
+                    yield _small_enough(OpenedBatches(body, edges[:-1], edges[1:], headers[number - len(bodies) : number]))
+                    bodies, size_bytes = [], 0
 
     def _open(self, memory: memoryview, batch: StoredBatch) -> Buffer:
         header = batch.header
         number = header.attributes & CODEC_MASK
         if number > Codec.ZSTD:
             raise CorruptRecords(header.base_offset, f"compression codec {number} is unknown")
-        guess_bytes = int(self._bytes_a_record * header.records_count * _GUESS_MARGIN)
+        limit_bytes = opened_batch_limit(header.size_bytes) if self._is_bounded else OPENED_BATCH_BYTES_MAX
+        guess_bytes = min(limit_bytes, int(self._bytes_a_record * header.records_count * _GUESS_MARGIN))
         try:
-            opened = decompress(Codec(number), memory[batch.position + RECORDS_AT : batch.end], OPENED_BATCH_BYTES_MAX, guess_bytes)
+            opened = decompress(Codec(number), memory[batch.position + RECORDS_AT : batch.end], limit_bytes, guess_bytes)
         except CorruptBatch as problem:
             raise CorruptRecords(header.base_offset, str(problem)) from problem
         self._bytes_a_record = len(opened) / header.records_count

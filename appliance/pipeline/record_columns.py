@@ -14,7 +14,7 @@ smaller than 2 GiB after decompression, because Arrow's offsets have 32 bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -210,14 +210,20 @@ class RecordColumns(NamedTuple):
 class ColumnDecoder:
     """Decodes groups of batches of one partition; earlier groups decide how it tries the next. Owned by one reader."""
 
-    def __init__(self, wanted: WantedColumns = EVERYTHING) -> None:
+    def __init__(self, wanted: WantedColumns = EVERYTHING, is_bounded: bool = False) -> None:
+        """`is_bounded`: see `BatchOpener`."""
         self._wanted = wanted
-        self._opener = BatchOpener()
+        self._opener = BatchOpener(is_bounded)
         self._starts = StartFinder()
 
     def decode(self, memory: memoryview, batches: Sequence[StoredBatch], start_offset: int, end_offset: int) -> list[RecordColumns]:
         """Decode records with start_offset <= offset < end_offset of data batches with checked CRC, in offset order. Raises `CorruptRecords`."""
-        return [self._decode(opened, start_offset, end_offset) for opened in self._opener.open(memory, batches)]
+        return [columns for columns, _ in self.decode_each(memory, batches, start_offset, end_offset)]
+
+    def decode_each(self, memory: memoryview, batches: Sequence[StoredBatch], start_offset: int, end_offset: int) -> Iterator[tuple[RecordColumns, int]]:
+        """Yield what `decode` returns piece by piece, each with the base offset of its last batch. Raises `CorruptRecords`."""
+        for opened in self._opener.open(memory, batches):
+            yield self._decode(opened, start_offset, end_offset), opened.headers[-1].base_offset
 
     def _decode(self, opened: OpenedBatches, start_offset: int, end_offset: int) -> RecordColumns:
         try:

@@ -67,12 +67,13 @@ def _raise_loss(loss: DataLoss) -> None:
 class RangeReader:
     """Reads one range, and keeps its progress across read paths."""
 
-    def __init__(self, wanted: OffsetRange, columns: Sequence[str], on_corrupt: OnCorrupt | None) -> None:
+    def __init__(self, wanted: OffsetRange, columns: Sequence[str], on_corrupt: OnCorrupt | None, is_bounded: bool = False) -> None:
+        """`is_bounded`: a batch that holds far more than it stores is damaged (`BatchOpener`)."""
         self._wanted = wanted
         self._progress = ReadProgress(wanted.start)
         self._scan = BatchScan(wanted, self._progress, on_corrupt)
         self._batches = RecordBatches(wanted.topic, wanted.partition, columns)
-        self._decoder = ColumnDecoder(self._batches.wanted)
+        self._decoder = ColumnDecoder(self._batches.wanted, is_bounded)
         self._on_corrupt = on_corrupt
 
     def read(self, path: BatchPath, on_data_loss: OnDataLoss) -> Generator[pa.RecordBatch, None, None]:
@@ -85,12 +86,13 @@ class RangeReader:
     def _decode(self, memory: memoryview, group: list[StoredBatch]) -> Iterator[pa.RecordBatch]:
         while group:
             try:
-                found = self._decoder.decode(memory, group, self._progress.first_offset, self._wanted.end)
+                for records, last in self._decoder.decode_each(memory, group, self._progress.first_offset, self._wanted.end):
+                    group = [batch for batch in group if batch.header.base_offset > last]
+                    if len(records.offsets):
+                        yield self._batches.make(records)
+                return
             except CorruptRecords as damage:
                 group = self._without(group, damage)
-                continue
-            yield from (self._batches.make(records) for records in found if len(records.offsets))
-            return
 
     def _without(self, group: list[StoredBatch], damage: CorruptRecords) -> list[StoredBatch]:
         """Return the other batches of a group."""

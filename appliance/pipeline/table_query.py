@@ -50,7 +50,6 @@ class TableQuery:
     def __init__(self, directories: Mapping[str, str], memory_bytes: int, threads: int) -> None:
         self._directories = directories
         pa.set_cpu_count(threads)
-        pa.set_io_thread_count(threads)
         limits = {"memory_limit": f"{memory_bytes}B", "threads": str(threads), "temp_directory": "", "python_enable_replacements": "false"}
         extensions = dict.fromkeys(("autoinstall_known_extensions", "autoload_known_extensions", "allow_community_extensions"), "false")
         self._connection = duckdb.connect(config={**limits, **extensions, "allow_persistent_secrets": "false"})

@@ -3,7 +3,7 @@
 A field gets a column with its first value that is not null: boolean, int64, double, or text, which takes all that is nested or of several
 kinds. Columns keep their types: an older file with another one needs readers that have Delta's type widening. What does not fit its column, has a
 name that no column can have, or comes when there are `COLUMNS_MAX`, stays in `other_fields`, as JSON. A record is bad if it is no JSON object,
-or nested too deeply: this depends on its bytes alone, so a repeated run decides the same. Bad records go into a table of their own.
+too long, or nested too deeply: this depends on its bytes alone, so a repeated run decides the same. Bad records go into a table of their own.
 
 Arrow's reader decodes a batch at once if all its fields have columns and nothing is nested; otherwise Python does. Weak: whole numbers beyond
 64 bits are doubles; of equal names in an object the last one counts.
@@ -25,6 +25,9 @@ from appliance.pipeline.json_values import MISFITS, OTHER_FIELDS, JsonValues, Va
 from appliance.pipeline.record_schema import record_schema
 from appliance.pipeline.table_kind import JsonField
 
+VALUE_BYTES_MAX = 1 << 20
+"""Longer values are not parsed: objects in Python take up to 32 times the memory."""
+TOO_LONG = f"longer than {VALUE_BYTES_MAX} bytes"
 COLUMNS_MAX = 1_000
 NAME_BYTES_MAX = 128
 _BASE = (*record_schema(("partition", "offset", "timestamp", "key", "headers")), pa.field(OTHER_FIELDS, pa.string()))
@@ -68,8 +71,9 @@ class JsonRows:
 
     def make(self, batch: pa.RecordBatch) -> MadeRows:
         """Return the rows of a batch with the columns that sources have."""
-        values = batch.column("value")
+        values, long = without_long(batch.column("value"))
         found = self._values.decode_at_once(values) or self._decode_one_by_one(values)
+        found.problems.update(dict.fromkeys(long, TOO_LONG))
         *columns, others = found.columns
         bad = None
         if found.problems:
@@ -117,6 +121,14 @@ class JsonRows:
             self._fields[name] = JsonField(name, kind)
         if len(self._fields) != count:
             self._on_fields()
+
+
+def without_long(values: pa.Array) -> tuple[pa.Array, list[int]]:
+    """Return the values with null for those that are too long to be parsed, and which these are."""
+    is_long = pc.fill_null(pc.greater(pc.binary_length(values), VALUE_BYTES_MAX), False)
+    if not pc.any(is_long).as_py():
+        return values, []
+    return pc.if_else(is_long, pa.scalar(None, values.type), values), np.flatnonzero(is_long.to_numpy(zero_copy_only=False)).tolist()
 
 
 def _column_name(name: str) -> str:

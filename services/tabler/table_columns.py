@@ -8,6 +8,7 @@ decided by its first commit, and its columns say so.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 
 from appliance.pipeline.record_schema import record_schema
 from appliance.pipeline.syslog_values import SyslogValues
-from services.tabler.json_columns import JSON_SCHEMA
+from services.tabler.json_columns import JSON_SCHEMA, TOO_LONG, without_long
 
 SOURCE_COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
 _RAW = record_schema(SOURCE_COLUMNS)
@@ -25,6 +26,7 @@ _FIELDS = SyslogValues().fields
 RAW_SCHEMA = pa.schema([*_RAW, _PROBLEM])
 FIELDS_SCHEMA = pa.schema([*_RAW, *_FIELDS, _PROBLEM])
 RECOGNISED_SHARE = 0.5
+PIECE_BYTES = 4 << 20
 _REQUIRED = ("severity", "message")
 _YEAR_10000_US = 253_402_300_800_000_000
 
@@ -41,7 +43,9 @@ class TableRows:
         source = {name: batch.column(name) for name in SOURCE_COLUMNS}
         if self._values is None:
             return pa.RecordBatch.from_arrays([*source.values(), pa.nulls(count, pa.string())], schema=self.schema)
-        columns, problems = self._values.decode(source["value"])
+        values, long = without_long(source["value"])
+        columns, problems = self._values.decode(values)
+        problems.update(dict.fromkeys(long, TOO_LONG))
         if problems:
             is_bad = np.zeros(count, bool)
             is_bad[list(problems)] = True
@@ -55,9 +59,20 @@ class TableRows:
         return pa.RecordBatch.from_arrays([*source.values(), *columns, problem], schema=self.schema)
 
 
+def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield a batch in pieces of about `PIECE_BYTES` of values: what is parsed in Python takes many times as much."""
+    ends = np.cumsum(pc.fill_null(pc.binary_length(batch.column("value")), 0).to_numpy(zero_copy_only=False), dtype=np.int64)
+    first = 0
+    while first < batch.num_rows:
+        before = int(ends[first - 1]) if first else 0
+        end = max(first + 1, int(np.searchsorted(ends, before + PIECE_BYTES, "right")))
+        yield batch.slice(first, end - first)
+        first = end
+
+
 def has_fields(batch: pa.RecordBatch) -> bool:
     """Return whether these records are mostly those that ingest writes."""
-    columns, problems = SyslogValues().decode(batch.column("value"))
+    columns, problems = SyslogValues().decode(without_long(batch.column("value"))[0])
     found = dict(zip([field.name for field in _FIELDS], columns))
     known = pc.and_(*(pc.is_valid(found[name]) for name in _REQUIRED))
     return (pc.sum(known).as_py() or 0) >= RECOGNISED_SHARE * (len(known) + len(problems))

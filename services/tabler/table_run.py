@@ -26,7 +26,7 @@ from appliance.shm.partition_table import ROLE_LEADER
 from appliance.storage import file_io
 from services.tabler.delta_table import BAD, DeltaTopicTable, Step, TableFile, TableTrouble, location_problem, trouble
 from services.tabler.json_columns import BAD_SCHEMA, JsonRows, without
-from services.tabler.table_columns import SOURCE_COLUMNS, Statistics, TableRows, has_fields, same_type, schema_problem
+from services.tabler.table_columns import SOURCE_COLUMNS, Statistics, TableRows, has_fields, pieces, same_type, schema_problem
 from services.tabler.table_rules import MissingRange, PartitionStart, TableOrder, TableResult, is_compaction_due, plan_partition, rotated
 
 ROW_GROUP_BYTES = 16 << 20
@@ -193,7 +193,7 @@ class _TableRun:
             known = lost if (partition, found.offset) in self._job.accepted_damage else damaged
             known.append(MissingRange(partition, found.offset, found.end, f"damaged batch: {found.reason}"))
 
-        reader = RangeReader(wanted, SOURCE_COLUMNS, on_corrupt)
+        reader = RangeReader(wanted, SOURCE_COLUMNS, on_corrupt, is_bounded=True)
         segments = LocalSegments(part.found, wanted, True, WINDOW_BYTES)
         reached: int = part.plan.start
         end: int | None = None
@@ -204,7 +204,8 @@ class _TableRun:
                         raise RunCancelled("the process stops")
                     if damaged:
                         batch = _before(batch, damaged[0].start)
-                    self._add(batch)
+                    for part_of_batch in pieces(batch):
+                        self._add(part_of_batch)
                     reached = batch.column("offset")[-1].as_py() + 1 if batch.num_rows else reached
                     if damaged or self._is_full:
                         end = reached

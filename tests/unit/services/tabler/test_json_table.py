@@ -10,12 +10,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from appliance.pipeline.opened_batches import BatchOpener
 from appliance.pipeline.table_query import TableQuery
 from appliance.records.compression import Codec
 from services.tabler.delta_table import BAD, TableTrouble
-from services.tabler.json_columns import COLUMNS_MAX, NAME_BYTES_MAX, JsonRows
-from tests.unit.pipeline.made_batches import made, made_of
-from tests.unit.services.tabler.test_table_run import Killed, OneTable
+from services.tabler.json_columns import COLUMNS_MAX, NAME_BYTES_MAX, TOO_LONG, VALUE_BYTES_MAX, JsonRows
+from tests.unit.pipeline.made_batches import made, made_of, stored
+from tests.unit.services.tabler.test_table_run import LINE, Killed, OneTable
 
 BASE = {"partition", "offset", "timestamp", "key", "headers", "other_fields"}
 
@@ -91,6 +92,30 @@ def test_what_is_no_object_is_in_the_table_of_bad_records_with_its_reason_and_by
     with pytest.raises(TableTrouble, match=r"millrace\.table.schema is records; set that to json"):
         table.schema = "records"
         table.run()
+
+
+def test_a_few_compressed_bytes_do_not_become_much_memory(tmp_path: Path) -> None:
+    """A batch that holds far more than it stores is damaged, long values are not parsed, and little is open at a time."""
+    long = b'{"a":[' + b"[]," * (VALUE_BYTES_MAX // 3) + b"[]]}"
+    bomb = made(2, [b" " * (17 << 20)], Codec.ZSTD)
+    assert len(bomb) < 10_000
+    table = OneTable(tmp_path, made(0, [b'{"a":1}', long], Codec.ZSTD) + bomb + made(3, [b'{"a":2}'], Codec.ZSTD), 4)
+    table.schema = "json"
+    result = table.run(accepted_damage=frozenset({(0, 2)}), bytes_max=1 << 30)
+    assert table.offsets() == [0, 3] and [(each.start, each.end) for each in result.lost] == [(2, 3)]
+    assert [(row["offset"], row["reason"], row["value"]) for row in bad_rows(table)] == [(1, TOO_LONG, long)]
+    log = b"".join(made(number, [b" " * (15 << 20)], Codec.ZSTD) for number in range(6))
+    opened = [len(group.memory) >> 20 for group in BatchOpener(is_bounded=True).open(memoryview(log), stored(log))]
+    assert opened == [45, 45]
+
+
+def test_long_lines_of_senders_are_kept_whole(tmp_path: Path) -> None:
+    long = LINE % 1 + b" " * VALUE_BYTES_MAX
+    table = OneTable(tmp_path, made(0, [LINE % 0, long, LINE % 2], Codec.ZSTD), 3)
+    table.run(bytes_max=1 << 30)
+    assert [(row["message"], row["problem"], row["value"]) for row in table.rows()] == [
+        ("disk 0 is warm", None, None), (None, TOO_LONG, long), ("disk 2 is warm", None, None)
+    ]  # fmt: skip
 
 
 def test_a_topic_without_any_object_is_a_table_without_rows(tmp_path: Path) -> None:
