@@ -141,13 +141,17 @@ must_compile() {
     [ "$status" = 2 ]
 }
 
+ensure_mypy() {
+    "$VENV/bin/python" -c 'import mypyc, setuptools' 2>/dev/null || { locked_for_venv only compiled && pip_install --no-deps --require-hashes -r "$VENV/locked"; } || { say "not compiled: mypy could not be installed"; return 1; }
+}
+
 # ensure_compiled: where that cannot be done, everything works, too.
 ensure_compiled() {
     local python=("$VENV/bin/python" -B "$ROOT/install/compile_modules.py") status=0
     case ${MILLRACE_PURE:-0} in 0) ;; *) return ;; esac
     "${python[@]}" --check "$ROOT" "$VENV" >&2 || status=$?
     [ "$status" = 2 ] || return "$status"
-    "$VENV/bin/python" -c 'import mypyc, setuptools' 2>/dev/null || { locked_for_venv only compiled && pip_install --no-deps --require-hashes -r "$VENV/locked"; } || { say "not compiled: mypy could not be installed"; return 1; }
+    ensure_mypy || return 1
     say "compiling the produce path, $COMPILING …"
     nice "${python[@]}" "$ROOT" "$VENV" >&2
 }
@@ -273,6 +277,8 @@ afterwards() {
     (
         ! has flock || flock -n 9 || exit 0 # another one is at it
         renice -n 19 -p "$BASHPID" >/dev/null || true
+        [ -z "$compiles" ] || ensure_mypy
+        exec 9>&- # ensure_venv waits for this lock, and needs to wait for pip only
         [ -z "$1" ] || ensure_classes
         [ -z "$compiles" ] || ensure_compiled
     ) >"$VENV/afterwards.log" 2>&1 </dev/null 9>"$VENV/afterwards.lock" &

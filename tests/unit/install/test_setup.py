@@ -95,6 +95,7 @@ ensure_java() { :; }
 java_is_there() { :; }
 locked_for_venv() { echo "locks $*"; }
 pip_install() { echo "pip installs"; }
+ensure_mypy() { :; }
 ensure_compiled() { echo compiles; }
 must_compile() { true; }
 has_classes() { true; }
@@ -107,7 +108,7 @@ await() { until [ -e "$SCRATCH/$1" ]; do sleep 0.01; done; }
 ensure_venv() { touch "$SCRATCH/pip"; await jars; echo "makes .venv for $1"; }
 jars_for_venv() { await pip; touch "$SCRATCH/jars"; }
 printf '#!/bin/sh\\ntouch %s/serves; echo serves "$*"\\n' "$SCRATCH" >"$VENV/bin/millrace"
-ensure_compiled() { await serves; touch "$SCRATCH/compiled"; }
+ensure_compiled() { await serves; flock -n "$VENV/afterwards.lock" touch "$SCRATCH/compiled"; }
 run --kafka-port 0
 """
     answer = run_functions(tmp_path, RUN_STUBS + code)
