@@ -43,7 +43,7 @@ sudo ./install.sh [OPTIONS]    install on this machine under systemd, or upgrade
     --zookeeper-secret FILE    the secret that the boxes of that ensemble share, one line in a file of mode 0600, the same on each [default: the one that is installed]
     --rack NAME                where this box stands (broker.rack)
     --prefix DIR               where releases go [default: $PREFIX_DEFAULT]
-    --pipeline                 with Spark jobs, too (millrace load, stream, query): 1 GB on disk instead of 70 MB. Kept by later runs; --no-pipeline ends it
+    --pipeline                 with Spark jobs, too (millrace load, stream, query): 1 GB on disk instead of 190 MB. Kept by later runs; --no-pipeline ends it
     --offline WHEELHOUSE       take Python packages out of this directory only
     --offline-sha256 HEX       the SHA-256 that --make-wheelhouse printed, for packages that it built from sources; requirements.lock has the others'
     --without-majority         upgrade although a member of the boxes' ZooKeeper ensemble is missing, and the restart leaves the others without a majority

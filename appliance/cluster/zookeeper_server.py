@@ -132,10 +132,11 @@ def find_jars() -> list[str]:
         found = [(name, sorted(glob.glob(f"{glob.escape(directory)}/{name}*.jar"))) for name in JARS]
         if all(paths for _, paths in found):
             return [paths[-1] for _, paths in found]
-    missing = ", ".join(f"{name}*.jar" for name, paths in found if not paths)
+    absent = [f"{name}*.jar" for name, paths in found if not paths]
+    missing = "none of its jars" if len(absent) == len(JARS) else f"no {', '.join(absent)}"
     raise ConfigurationProblems([
-        f"the embedded ZooKeeper has no {missing} in {' or '.join(directories)}: run ./install.sh, or python -m services.zookeeper.zookeeper_jars"
-        " where Maven is, or pip install pyspark, or name a server with --zookeeper HOST:PORT"
+        f"the embedded ZooKeeper has {missing} in {' or '.join(directories)}: run ./install.sh, or python -m services.zookeeper.zookeeper_jars"
+        " where Maven is, or pip install 'millrace[zookeeper]' (456 MB), or name a server with --zookeeper HOST:PORT"
     ])  # fmt: skip
 
 
