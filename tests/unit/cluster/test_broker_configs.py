@@ -42,7 +42,7 @@ def test_every_topic_config_is_explained_and_only_those_that_a_log_the_controlle
     assert all(topic_config_documentation(name) for name in TOPIC_CONFIG_ROWS) and {row.type for row in TOPIC_CONFIG_ROWS.values()} <= CONFIG_TYPES.keys()
     known_to_logs = {field.replace("_", ".") for field in LogConfig._fields}
     known_elsewhere = {"unclean.leader.election.enable", "message.downconversion.enable", "internal.segment.bytes"}
-    known_to_the_tabler = {f"millrace.table.{name}" for name in ("bytes", "format", "interval.ms", "location")}
+    known_to_the_tabler = {f"millrace.table.{name}" for name in ("bytes", "format", "interval.ms", "location", "schema")}
     assert known_to_logs | known_elsewhere | known_to_the_tabler >= EFFECTIVE
 
 
