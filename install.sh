@@ -277,7 +277,7 @@ afterwards() {
     (
         ! has flock || flock -n 9 || exit 0 # another one is at it
         renice -n 19 -p "$BASHPID" >/dev/null || true
-        [ -z "$compiles" ] || ensure_mypy
+        [ -z "$compiles" ] || ensure_mypy || compiles=
         exec 9>&- # ensure_venv waits for this lock, and needs to wait for pip only
         [ -z "$1" ] || ensure_classes
         [ -z "$compiles" ] || ensure_compiled

@@ -163,3 +163,16 @@ def test_a_java_that_is_a_script_on_the_path_has_no_home_that_could_be_named(tmp
     java.chmod(0o755)
     answer = run_functions(tmp_path, f"unset JAVA_HOME; VENV=$SCRATCH; PATH={tmp_path}/shims:$PATH; java_is_there && echo \"there, home '$(java_home)'\"")
     assert answer.lines == ["there, home ''"]
+
+
+def test_where_mypy_cannot_be_had_the_archive_of_classes_is_made_all_the_same(tmp_path: Path) -> None:
+    code = """
+ensure_venv() { :; }
+has_jars() { true; }
+has_classes() { false; }
+ensure_mypy() { false; }
+ensure_classes() { touch "$SCRATCH/classes"; }
+run
+"""
+    assert run_functions(tmp_path, RUN_STUBS + code).lines[-1] == "serves run"
+    eventually(lambda: (tmp_path / "scratch/classes").exists(), "the archive is made")
