@@ -73,6 +73,7 @@ def rows(result: Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_rows_are_what_was_written(ask: Ask) -> None:
     found = rows(ask("select * from logs order by 2", "--json"))
     assert [row["offset"] for row in found] == list(range(30))
@@ -88,6 +89,7 @@ def test_rows_are_what_was_written(ask: Ask) -> None:
     assert list(csv.reader(io.StringIO(text)))[1] == ["0", "line 0", "", "", 'a,"b']
 
 
+@pytest.mark.slow
 def test_output_is_bounded_unless_a_program_reads_it(ask: Ask) -> None:
     shown = ask("from logs", "--max", "3")
     assert len(shown.stdout.splitlines()) == 4 and "the first 3 rows" in shown.stderr
@@ -100,6 +102,7 @@ def test_topics_are_tables_by_any_name(ask: Ask, name: str) -> None:
     assert rows(ask(f'with q as (select * from {name}) select count(*) n from q a join {name} b using ("offset")', "--json")) == [{"n": 30}]
 
 
+@pytest.mark.slow
 def test_names_that_cannot_be_meant_are_said(ask: Ask) -> None:
     for sql, words in (
         ('select * from "LOGS2"', "differ by capitals only"),
@@ -130,6 +133,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_query_reads_and_writes_no_file_and_changes_no_setting(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     there = tmp_path / "there"

@@ -9,12 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from hypothesis import given
+from hypothesis import strategies as st
 
 from appliance.pipeline.opened_batches import BatchOpener
 from appliance.pipeline.table_query import TableQuery
 from appliance.records.compression import Codec
 from services.tabler.delta_table import BAD, TableTrouble
-from services.tabler.json_columns import COLUMNS_MAX, NAME_BYTES_MAX, TOO_LONG, VALUE_BYTES_MAX, JsonRows
+from services.tabler.json_columns import COLUMNS_MAX, JSON_SCHEMA, NAME_BYTES_MAX, TOO_LONG, VALUE_BYTES_MAX, JsonRows
 from tests.unit.pipeline.made_batches import made, made_of, stored
 from tests.unit.services.tabler.test_table_run import LINE, Killed, OneTable
 
@@ -37,6 +39,7 @@ def bad_rows(table: OneTable) -> list[dict[str, Any]]:
     return sorted(DeltaTable(table.directory / BAD).to_pyarrow_table().to_pylist(), key=lambda row: row["offset"])
 
 
+@pytest.mark.slow
 def test_columns_follow_the_fields_and_no_value_is_lost(tmp_path: Path) -> None:
     sent: list[dict[str, Any]] = [
         {"host": "a", "load": 1, "up": True},
@@ -94,6 +97,7 @@ def test_what_is_no_object_is_in_the_table_of_bad_records_with_its_reason_and_by
         table.run()
 
 
+@pytest.mark.slow
 def test_a_few_compressed_bytes_do_not_become_much_memory(tmp_path: Path) -> None:
     """A batch that holds far more than it stores is damaged, long values are not parsed, and little is open at a time."""
     long = b'{"a":[' + b"[]," * (VALUE_BYTES_MAX // 3) + b"[]]}"
@@ -178,6 +182,7 @@ def test_of_two_writers_one_writes_both_tables(tmp_path: Path, at: str) -> None:
         assert named == {path.name for path in directory.glob("*.parquet")}, "the loser removed its files"
 
 
+@pytest.mark.slow
 def test_columns_are_bounded_in_number_and_name(tmp_path: Path) -> None:
     names = [f"f{number}" for number in range(COLUMNS_MAX + 50)]
     record: dict[str, Any] = dict.fromkeys(names, 1) | {"x" * (NAME_BYTES_MAX + 1): 2}
@@ -192,17 +197,53 @@ def test_columns_are_bounded_in_number_and_name(tmp_path: Path) -> None:
     assert row["json_offset"] == 3 and json.loads(row["other_fields"]) == {"x" * (NAME_BYTES_MAX + 1): 2, "json_offset": 1}
 
 
+def batch_of(values: list[bytes]) -> pa.RecordBatch:
+    count = len(values)
+    columns = {"partition": pa.array([0] * count, pa.int32()), "offset": pa.array(range(count), pa.int64())}
+    columns |= {"timestamp": pa.array([1] * count, pa.timestamp("us", "UTC")), "key": pa.nulls(count, pa.binary())}
+    return pa.RecordBatch.from_pydict({**columns, "headers": pa.nulls(count, JSON_SCHEMA.field("headers").type), "value": pa.array(values)})
+
+
 def test_flat_records_are_decoded_by_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second batch needs no Python for each record."""
     rows = JsonRows("t")
-    count = 100
-    columns = {"partition": pa.array([0] * count, pa.int32()), "offset": pa.array(range(count), pa.int64())}
-    columns |= {"timestamp": pa.array([1] * count, pa.timestamp("us", "UTC")), "key": pa.nulls(count, pa.binary())}
-    columns |= {"headers": pa.nulls(count, JsonRows("t").schema.field("headers").type)}
-    batch = pa.RecordBatch.from_pydict({**columns, "value": pa.array([b'{"a":%d,"b":"x"}' % number for number in range(count)])})
+    batch = batch_of([b'{"a":%d,"b":"x"}' % number for number in range(100)])
     first = rows.make(batch)
     monkeypatch.setattr("services.tabler.json_columns.open_objects", None)
     assert rows.make(batch).rows == first.rows
+
+
+PIECES = [
+    b"{",
+    b"}",
+    b'"a":',
+    b'"s":',
+    b"1",
+    b"-0",
+    b"1.5",
+    b"1e999",
+    b"9" * 30,
+    b"NaN",
+    b"true",
+    b"null",
+    b'"x"',
+    b'"\\ud800"',
+    b'"\xff"',
+    b",",
+    b" ",
+    b"\n",
+    b"[]",
+]
+KNOWN = pa.schema([*JSON_SCHEMA, pa.field("a", pa.int64()), pa.field("s", pa.string())])
+
+
+@pytest.mark.slow
+@given(st.sampled_from((b"", b'{"a":1,"s":"x"')), st.lists(st.sampled_from(PIECES), max_size=5), st.sampled_from((b"", b"}")))
+def test_a_record_is_bad_by_its_bytes_alone(start: bytes, middle: list[bytes], end: bytes) -> None:
+    """Whether Arrow or Python reads it, and whatever columns there are: a repeated run must decide the same."""
+    batch = batch_of([start + b"".join(middle) + end])
+    known, fresh = JsonRows("t", KNOWN).make(batch), JsonRows("t").make(batch)
+    assert (known.bad is None) == (fresh.bad is None)
 
 
 def test_duckdb_reads_what_was_sent(tmp_path: Path) -> None:
