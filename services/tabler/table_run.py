@@ -204,9 +204,11 @@ class _TableRun:
                         raise RunCancelled("the process stops")
                     if damaged:
                         batch = _before(batch, damaged[0].start)
-                    for part_of_batch in pieces(batch):
-                        self._add(part_of_batch)
-                    reached = batch.column("offset")[-1].as_py() + 1 if batch.num_rows else reached
+                    for piece in pieces(batch):
+                        self._add(piece)
+                        reached = piece.column("offset")[-1].as_py() + 1
+                        if self._is_full:
+                            break
                     if damaged or self._is_full:
                         end = reached
                         break

@@ -17,6 +17,7 @@ from appliance.pipeline.table_query import TableQuery
 from appliance.records.compression import Codec
 from services.tabler.delta_table import BAD, TableTrouble
 from services.tabler.json_columns import COLUMNS_MAX, JSON_SCHEMA, NAME_BYTES_MAX, TOO_LONG, VALUE_BYTES_MAX, JsonRows
+from services.tabler.table_columns import PIECE_ROWS
 from tests.unit.pipeline.made_batches import made, made_of, stored
 from tests.unit.services.tabler.test_table_run import LINE, Killed, OneTable
 
@@ -95,6 +96,19 @@ def test_what_is_no_object_is_in_the_table_of_bad_records_with_its_reason_and_by
     with pytest.raises(TableTrouble, match=r"millrace\.table.schema is records; set that to json"):
         table.schema = "records"
         table.run()
+
+
+@pytest.mark.slow
+def test_many_short_records_in_a_wide_table_are_written_piece_by_piece(tmp_path: Path) -> None:
+    """Rows times columns count: a batch of 2 KB may have a million records `{}`."""
+    table = json_table(tmp_path, [json.dumps(dict.fromkeys([f"f{number}" for number in range(COLUMNS_MAX)], 1)).encode()])
+    table.run()
+    table.grow(made(1, [b"{}"] * 20_000, Codec.ZSTD), 20_001)
+    result = table.run(bytes_max=1 << 20)
+    assert (result.rows, result.is_full, table.offset()) == (PIECE_ROWS, True, 1 + PIECE_ROWS)
+    assert table.run(bytes_max=1 << 20).rows == PIECE_ROWS
+    offsets = DeltaTable(table.directory).to_pyarrow_table(columns=["offset"]).column("offset").to_pylist()
+    assert sorted(offsets) == list(range(1 + 2 * PIECE_ROWS))
 
 
 @pytest.mark.slow
