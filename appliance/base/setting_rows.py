@@ -488,7 +488,7 @@ _BOX_ROWS = (
         "http.role.operator",
         "",
         "",
-        "users that may also write and delete records, change groups and drain disks in the console",
+        "users that may also write and delete records, change groups, abort transactions and drain disks in the console",
         "more users change records",
     ),
     SettingRow("http.role.admin", "", "", "users that may also create, alter and delete topics in the console", "more users change topics"),

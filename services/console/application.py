@@ -64,7 +64,7 @@ class Watch(SampledBox, Protocol):
 
     def senders(self) -> dict[str, Any]: ...
 
-    def alarms_document(self) -> dict[str, Any]: ...
+    def alarms_document(self, visible: Visible) -> dict[str, Any]: ...
 
     def figures_between(self, span: HistorySpan) -> dict[str, Any]: ...
 
@@ -132,10 +132,14 @@ def make_application(
         span = HistorySpan(time_of(request, "from"), time_of(request, "to"))
         if not 0 < span.end_ms - span.start_ms <= HISTORY_MS_MAX:
             return _answer(400, {"error": f"from must be before to, by at most {HISTORY_MS_MAX} ms"})
-        return _answer(200, watch.figures_between(span))
+        visible = await see(request)  # they name nothing, but the login must hold
+        return visible if isinstance(visible, Response) else _answer(200, watch.figures_between(span))
 
     async def alarms(request: Request) -> Response:
-        document = watch.alarms_document()
+        visible = await see(request)
+        if isinstance(visible, Response):
+            return visible
+        document = watch.alarms_document(visible) | hidden_by(visible)
         return _answer(200, document if access.sees_details(request) else document | {"push": {}, "problems": []})
 
     async def topics(request: Request) -> Response:

@@ -39,7 +39,7 @@ BUSY: Final = "Too many logins are being checked. Try again in a moment."
 NO_ANSWER: Final = "The box cannot check passwords at the moment. Try again soon."
 MEANINGS: Final = {
     Role.VIEWER: "You can look at everything that your rights in the box allow.",
-    Role.OPERATOR: "You can also write and delete records, change groups, and drain disks, as far as your rights in the box allow.",
+    Role.OPERATOR: "You can also write and delete records, change groups, abort transactions, and drain disks, as far as your rights in the box allow.",
     Role.ADMIN: "You can change everything, as far as your rights in the box allow.",
 }
 

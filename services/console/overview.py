@@ -7,6 +7,7 @@ have all.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ SENDERS_SHOWN = 500
 GROUP_TOPICS_SHOWN = 3
 EVENTS_SHOWN = 20
 ALARMS_SHOWN = 300
+HIDDEN = "(hidden)"
+"""Instead of a name that a person may not see."""
 
 
 def overview(sample: BoxSample, between: Between, groups: GroupsSample, events: list[AlarmEvent], version: str, visible: Visible = ALL) -> dict[str, Any]:
@@ -69,7 +72,7 @@ def overview(sample: BoxSample, between: Between, groups: GroupsSample, events: 
         "not_served_count": sum(topic.not_served for topic in topics.values()),
         "groups": [_group(group, visible) for group in shown_groups[:GROUPS_SHOWN]],
         "groups_count": len(groups.groups) + groups.left_out,
-        "alarms": [_event(event) for event in events[:EVENTS_SHOWN]],
+        "alarms": [_event(event, visible) for event in events[:EVENTS_SHOWN]],
     }
 
 
@@ -196,17 +199,18 @@ def _group(group: GroupLag, visible: Visible) -> dict[str, Any]:
     }
 
 
-def alarms_document(watch: AlarmWatch, alarms: Sequence[Alarm], now_ms: int) -> dict[str, Any]:
-    """Return the content of the page of alarms: what lasts, what ended, and each alarm with its runbook."""
+def alarms_document(watch: AlarmWatch, alarms: Sequence[Alarm], now_ms: int, visible: Visible = ALL) -> dict[str, Any]:
+    """Return the content of the page of alarms: what lasts, what ended, and each alarm with its runbook. Texts name
+    the visible topics and groups."""
     events = watch.events
     present = [event for event in events if event.ended_wall_ms is None]
     past = events[len(present) :]
     firing = {event.alarm.name for event in present}
     return {
         "now_ms": now_ms,
-        "present": [_event(event) for event in present[:ALARMS_SHOWN]],
+        "present": [_event(event, visible) for event in present[:ALARMS_SHOWN]],
         "present_count": len(present),
-        "past": [_event(event) for event in past[:ALARMS_SHOWN]],
+        "past": [_event(event, visible) for event in past[:ALARMS_SHOWN]],
         "past_count": len(past),
         "alarms": [
             {
@@ -223,14 +227,24 @@ def alarms_document(watch: AlarmWatch, alarms: Sequence[Alarm], now_ms: int) -> 
     }
 
 
-def _event(event: AlarmEvent) -> dict[str, Any]:
+def _event(event: AlarmEvent, visible: Visible) -> dict[str, Any]:
     alarm = event.alarm
     return {
         "name": alarm.name,
         "severity": alarm.severity,
-        "words": event.words,
+        "words": event.words if visible == ALL else _visible_words(event, visible),
         "meaning": alarm.meaning,
         "runbook": alarm.runbook,
         "began_ms": event.began_wall_ms,
         "ended_ms": event.ended_wall_ms,
     }
+
+
+def _visible_words(event: AlarmEvent, visible: Visible) -> str:
+    """Return the text of an alarm, with `HIDDEN` for what a person may not see. Of an alarm that this release does
+    not have the text is not known to be without names: it is left out."""
+    if event.alarm.condition is None:
+        return HIDDEN
+    sees = {"topic": visible.has_topic, "group": visible.has_group}
+    shown = {name: value for name, value in event.labels if name not in sees or sees[name](value)}
+    return event.alarm.words.format_map(defaultdict(lambda: HIDDEN, shown))

@@ -39,11 +39,17 @@ class Role(IntEnum):
         return self.name.lower()
 
 
-NEEDED: Final = dict.fromkeys(
-    ("/api/topic/trim", "/api/records/produce", "/api/group/reset", "/api/group/delete", "/api/disk/drain"),
-    Role.OPERATOR,
+_OF_OPERATORS: Final = (
+    "/api/topic/trim",
+    "/api/records/produce",
+    "/api/group/reset",
+    "/api/group/delete",
+    "/api/transaction/abort",
+    "/api/disk/drain",
 )
-"""The role that a change needs, by path; others need `ADMIN`."""
+_OF_ADMINS: Final = ("/api/topic/create", "/api/topic/alter", "/api/topic/delete")
+NEEDED: Final = dict.fromkeys(_OF_OPERATORS, Role.OPERATOR) | dict.fromkeys(_OF_ADMINS, Role.ADMIN)
+"""The role that a change needs, by path: of each, so that none is forgotten (a test). Others need `ADMIN`."""
 
 
 def role_needed(path: str) -> Role:

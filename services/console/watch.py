@@ -88,9 +88,9 @@ class BoxMonitor:
         """Return the points of a part of the last 30 days."""
         return self.figures.document(span, self.sample.wall_ms) | {"now_ms": self.sample.wall_ms}
 
-    def alarms_document(self) -> dict[str, Any]:
+    def alarms_document(self, visible: Visible = ALL) -> dict[str, Any]:
         """Return the alarms that last, those that ended, and the runbook of each."""
-        return alarms_document(self.alarms, ALARMS, self.sample.wall_ms) | self.kept()
+        return alarms_document(self.alarms, ALARMS, self.sample.wall_ms, visible) | self.kept()
 
     def topics(self, contained: str = "", with_internal: bool = False, visible: Visible = ALL) -> dict[str, Any]:
         """Return the topics whose names contain a text, by name."""

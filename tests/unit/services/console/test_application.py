@@ -31,7 +31,7 @@ class FakeWatch:
         disks, processes = [{"name": "d0", "path": "/srv/d0"}], [{"name": "a", "pid": 7}, {"name": "b", "pid": 0}]
         return {"box": "b", "version": "1.2.3", "disks": disks, "processes": processes}
 
-    def alarms_document(self) -> dict[str, Any]:
+    def alarms_document(self, _visible: object) -> dict[str, Any]:
         return {"present": [], "push": {"target": "http://192.0.2.9"}, "problems": ["/srv/state is full"]}
 
     def figures_between(self, span: HistorySpan) -> dict[str, Any]:

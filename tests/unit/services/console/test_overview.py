@@ -11,12 +11,13 @@ from appliance.base.clock import ManualClock
 from appliance.senders.sender_accounts import SenderFigures, senders_file, write_senders
 from lab.pretended_box import PretendedBox
 from services.console.activity import EVERY_MS, POINTS
-from services.console.alarm import AlarmEvent
+from services.console.alarm import Alarm, AlarmEvent
 from services.console.alarms import ALARMS
 from services.console.box_sample import BoxReader
 from services.console.console_groups import GroupLag, GroupsSample, TopicLag
 from services.console.figure_history import HistorySpan
 from services.console.overview import GROUPS_SHOWN, SENDERS_SHOWN, TOPICS_SHOWN
+from services.console.person_rights import ALL, Visible
 from services.console.watch import ALARMS_EVERY_MS, SENDERS_EVERY_MS, BoxMonitor
 
 
@@ -54,6 +55,29 @@ def test_the_page_of_alarms_has_a_runbook_for_each_and_marks_those_that_last(wat
     assert [(event["name"], event["words"]) for event in document["present"]] == [("MillraceDiskFencedAgain", "disk d1 was fenced again")]
     assert [alarm["name"] for alarm in document["alarms"] if alarm["is_firing"]] == ["MillraceDiskFencedAgain"]
     assert len(document["alarms"]) == len(ALARMS) and all(alarm["check"] and alarm["act"] for alarm in document["alarms"])
+
+
+def test_alarms_name_the_topics_and_groups_alone_that_a_person_may_see(watched: Watched) -> None:
+    alarms = {alarm.name: alarm for alarm in ALARMS}
+    labels = (("group", "readers"), ("topic", "secret"))
+    behind = AlarmEvent(alarms["MillraceConsumerLag"], "group readers is behind in topic secret", 5, labels=labels)
+    restarts = AlarmEvent(alarms["MillraceProcessRestarts"], "ingest@0 was started", 4, 5, (("process", "ingest@0"),))
+    older = AlarmEvent(alarms["MillracePartitionsNotServed"], "partitions of topic secret are not served", 3, 5)
+    unknown = AlarmEvent(Alarm("Foreign", "warning", None, 0, "of topic secret", "m"), "of topic secret", 2, 5)
+    watched.watch.alarms.restore([behind, restarts, older, unknown])
+
+    def words(visible: Visible) -> list[str]:
+        alarms = watched.watch.alarms_document(visible)
+        found = [event["words"] for event in (*alarms["present"], *alarms["past"])]
+        assert [event["words"] for event in watched.watch.overview(0, visible)["alarms"]] == found, "the first page has them, too"
+        return found
+
+    assert words(ALL) == [event.words for event in (behind, restarts, older, unknown)]
+    text = "group {} is more than a million records behind in topic {}".format
+    rest = ["ingest@0 was started more than three times in 15 minutes", "partitions of topic (hidden) are not served", "(hidden)"]
+    assert words(Visible(frozenset(), frozenset())) == [text("(hidden)", "(hidden)"), *rest]
+    assert words(Visible(frozenset({"other"}), frozenset({"readers"}))) == [text("readers", "(hidden)"), *rest]
+    assert words(Visible(frozenset({"secret"}), frozenset())) == [text("(hidden)", "secret"), *rest]
 
 
 def test_each_minute_has_a_point_of_its_own(watched: Watched) -> None:

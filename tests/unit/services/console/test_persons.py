@@ -142,6 +142,8 @@ class Console:
             overview=lambda _since, visible: self.seen.append(visible) or {"topics": []},
             topics=lambda _contained, _internal, visible: self.seen.append(visible) or {"topics": []},
             senders=lambda: {"senders": []},
+            alarms_document=lambda visible: self.seen.append(visible) or {"push": {}, "problems": []},
+            figures_between=lambda _span: {},
             metrics=lambda _shows: b"",
             is_alive=lambda: True,
             readiness=lambda: SimpleNamespace(is_ready=True, processes=1, missing={}),
@@ -266,7 +268,7 @@ def test_a_login_needs_no_script_and_its_cookie_is_for_the_console_alone() -> No
     console.ask(LOGIN_PATH, "POST", b"user=vera&password=v%0D%0A", **FORM)  # type: ignore[arg-type]  # as a file has it
     assert console.logins.persons == [ActingFor("vera", "127.0.0.1", password="v")] * 2 and console.counted == [True, True]
     rights = console.ask("/api/rights", cookie=answer.cookie).document
-    assert rights["person"] == {"user": "vera", "role": "operator"} and set(rights["refused"]) == {path for path in CHANGES if path not in NEEDED}
+    assert rights["person"] == {"user": "vera", "role": "operator"} and set(rights["refused"]) == {path for path in CHANGES if NEEDED[path] is Role.ADMIN}
 
 
 @pytest.mark.parametrize(
@@ -418,6 +420,48 @@ def test_each_route_needs_a_login_but_the_known_ones_that_show_nothing() -> None
             continue
         assert (answer.status == 200) if is_open else (answer.status == 401 and answer.header("www-authenticate")), route.path
     assert console.ask("/api/nothing").status == 401 and not console.workers.asked
+
+
+SEES, LOGS_IN, ITSELF = "what the person may see", "names no topic and no group; the login is verified", "nothing of the box"
+READ_RULES = dict.fromkeys(READS, "asked as the person") | {
+    "/api/overview": SEES,
+    "/api/topics": SEES,
+    "/api/alarms": SEES,
+    "/api/history?from=1&to=2": LOGS_IN,
+    "/api/senders": LOGS_IN,
+    "/api/search": "whether the person may read the topic",
+    "/api/search/check": ITSELF,
+    "/api/rights": ITSELF,
+}
+"""What each route that reads asks before it answers a person."""
+
+
+def test_each_route_has_a_decided_role_and_a_rule_of_what_a_person_sees() -> None:
+    """Decide both for a route that you add: its role in `NEEDED`, or its rule here."""
+    routes = [route for route in routes_of(Console().application) if route.path not in (LOGIN_PATH, LOGOUT_PATH)]
+    changing = {route.path for route in routes if not route.methods or route.methods - {"GET", "HEAD"}}
+    reading = {route.path for route in routes} - changing - OPEN - {route.path for route in routes if route.path.startswith("/assets/")}
+    assert changing == set(NEEDED), "the role that each change needs"
+    assert reading == {path.partition("?")[0] for path in READ_RULES}, "what each page shows to whom"
+    assert role_needed("/api/nothing") is Role.ADMIN
+
+
+@pytest.mark.parametrize(("path", "rule"), READ_RULES.items())
+def test_what_a_route_reads_for_a_person_is_judged_by_the_box(path: str, rule: str) -> None:
+    console = Console()
+    cookie, _ = console.session("vera")
+    if rule == ITSELF:
+        assert console.ask(path, cookie=cookie).status == 200 and not console.workers.asked
+        return
+    path = "/api/search?topic=a" if path == "/api/search" else path
+    console.workers.answer = visible = Visible(frozenset({"a"}), frozenset()) if rule in (SEES, LOGS_IN) else (0, True) if "search" in path else b"{}"
+    assert console.ask(path, cookie=cookie).status == (JUDGED if "search" in path else 200)
+    assert console.workers.asked and all(person == ActingFor("vera", "127.0.0.1", "tag") for person in console.workers.asked)
+    assert console.seen == ([visible] if rule == SEES else [])
+    other = Console()
+    cookie, _ = other.session("vera")
+    other.workers.raised = AuthenticationFailed("deleted")
+    assert other.ask(path, cookie=cookie).status == 401 and not other.seen
 
 
 def test_each_changing_route_needs_the_token_of_its_session() -> None:
