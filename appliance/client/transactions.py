@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -164,12 +165,28 @@ def hanging(cluster: ClusterClient, topics: Iterable[str], min_age_ms: int, now_
 
 
 def uncoordinated(cluster: ClusterClient, producers: Iterable[ProducerOnPartition], min_age_ms: int, now_ms: int) -> list[ProducerOnPartition]:
-    """Return those of `producers` that hang, as `hanging` does."""
+    """Return those of `producers` that hang, as `hanging` does. Raises RequestRefused
+    (TRANSACTIONAL_ID_AUTHORIZATION_FAILED) if the principal may not describe all transactional ids: those that it does
+    not see would count as hanging. Weak: entries that deny it single ids are not noticed."""
     open_for_long = [each for each in producers if each.start_offset != NO_TRANSACTION and now_ms - each.last_timestamp > min_age_ms]
     if not open_for_long:
         return []
     by_producer = {listed.producer_id: listed.transactional_id for listed in list_transactions(cluster)}
-    return [each for each in open_for_long if not _is_coordinated(cluster, by_producer.get(each.producer_id), each)]
+    found = [each for each in open_for_long if not _is_coordinated(cluster, by_producer.get(each.producer_id), each)]
+    if found:
+        _require_all_ids(cluster)
+    return found
+
+
+def _require_all_ids(cluster: ClusterClient) -> None:
+    """Raise RequestRefused unless the principal may describe an id that nobody has."""
+    try:
+        describe_transaction(cluster, f"millrace-{secrets.token_hex(16)}")
+    except RequestRefused as error:
+        if error.code is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            raise refused(error.code, "say which transactions hang", "it needs Describe on all transactional ids") from error
+        if error.code is not ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+            raise
 
 
 def _is_coordinated(cluster: ClusterClient, transactional_id: str | None, producer: ProducerOnPartition) -> bool:

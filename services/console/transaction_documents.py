@@ -69,7 +69,13 @@ def producers_document(cluster: ClusterClient, given: Parameters) -> dict[str, A
     names = [topic_of(given)] if given.text("topic", "") else sorted(cluster.metadata(None).topics)
     refusals: list[str] = []
     producers = active_producers(cluster, names, lambda _partition, refusal: refusals.append(refusal.message))
-    hung = set(uncoordinated(cluster, producers, minutes * 60_000, given.now_ms))
+    try:
+        hung = set(uncoordinated(cluster, producers, minutes * 60_000, given.now_ms))
+    except RequestRefused as refusal:
+        if refusal.code is not ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            raise
+        hung = set()
+        refusals.insert(0, refusal.message)
     if not given.text("topic", ""):
         producers = list(hung)
     producers.sort(key=lambda each: (each not in hung, each.start_offset == NO_TRANSACTION, -each.last_timestamp, each.partition))

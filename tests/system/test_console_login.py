@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import pytest
+from confluent_kafka import Producer
 from selenium.webdriver.common.keys import Keys
 
 from appliance.base.model import AUDIT_TOPIC
@@ -167,6 +168,48 @@ def test_a_change_needs_the_role_and_the_right_and_the_audit_names_the_person(pl
     ):
         eventually(lambda words=words: words in place.box.messages, words)
     assert "User:local" not in "".join(line for line in place.box.messages.splitlines() if "by-anna" in line)
+
+
+def test_transactions_settings_audit_and_alarms_are_those_that_a_person_may_see(place: Place, sessions: dict[str, Session]) -> None:
+    """An open transaction of anna's does not seem to hang for those who do not see its id, and only who may abort it does."""
+
+    def asked(name: str, path: str) -> Answer:
+        return place.ask(path, Cookie=sessions[name].cookie)
+
+    def status(name: str, path: str, wanted: int) -> Answer:
+        return eventually(lambda: found if (found := asked(name, path)).status == wanted else None, f"{name} gets {wanted} for {path}")
+
+    login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-256", "sasl.username": "anna", "sasl.password": PASSWORD}
+    acl.add("User:anna", ["All"], transactional_id="*", data=place.data)
+    producer = Producer({"bootstrap.servers": place.box.bootstrap, "transactional.id": "payments", **login})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce("logs", b"open")
+    assert producer.flush(30) == 0
+    eventually(lambda: [each["state"] for each in asked("anna", "/api/transactions").document["transactions"]] == ["Ongoing"], "anna sees it")
+    assert [asked(name, "/api/transactions").document["count"] for name in ("vera", "otto")] == [0, 0]
+    for name in ("vera", "otto", "anna"):
+        found = status(name, "/api/producers?topic=logs&minutes=0", 200).document
+        assert (found["hanging_count"], "Describe on all transactional ids" in str(found["refusals"])) == (0, name != "anna"), found
+    (open_one,) = [each for each in found["producers"] if each["start_offset"] is not None]
+    hung = {"topic": "logs", "partition": 0, "producer_id": open_one["producer_id"], "minutes": 0}
+    named = {"transactional_id": "payments", "confirm": "payments"}
+    assert "needs the role operator" in place.change("/api/transaction/abort", named, sessions["vera"]).document["error"]
+    for given in (hung, named):
+        refused = place.change("/api/transaction/abort", given, sessions["otto"])
+        assert (refused.status, refused.document["code"]) == (403, "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"), refused.body
+    assert place.change("/api/transaction/abort", hung, sessions["anna"]).document["code"] == "INVALID_TXN_STATE", "it does not hang"
+    assert place.change("/api/transaction/abort", named, sessions["anna"]).status == 200
+    for path, holds in (("/api/settings", '"http.role.admin"'), ("/api/audit", "audit.login")):
+        assert holds in status("anna", path, 200).body.decode()
+        assert all("AUTHORIZATION_FAILED" in status(name, path, 403).document["code"] for name in ("vera", "otto"))
+    acl.add("User:otto", ["Describe"], topic=AUDIT_TOPIC, data=place.data)
+    eventually(lambda: AUDIT_TOPIC in str(asked("otto", "/api/topics?internal=1").document), "otto sees the topic")
+    assert asked("otto", "/api/audit").status == 403, "to describe it is not to read it"
+    alarms = asked("vera", "/api/alarms").document
+    assert alarms["present"] == alarms["past"] == [] and alarms["push"]["target"] == ""
+    now = alarms["now_ms"]
+    assert set(asked("vera", f"/api/history?from={now - 600_000}&to={now}").document) >= {"time_ms", "lag_records"}
 
 
 def test_csrf_fixation_and_a_stolen_cookie(place: Place, sessions: dict[str, Session]) -> None:
