@@ -179,7 +179,7 @@ def uncoordinated(cluster: ClusterClient, producers: Iterable[ProducerOnPartitio
 
 
 def _require_all_ids(cluster: ClusterClient) -> None:
-    """Raise RequestRefused unless the principal may describe an id that nobody has."""
+    """Raise RequestRefused unless the principal may describe an id that does not exist."""
     try:
         describe_transaction(cluster, f"millrace-{secrets.token_hex(16)}")
     except RequestRefused as error:
