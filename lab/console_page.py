@@ -1,7 +1,10 @@
-"""A page of the console in a real browser, used as a person with a keyboard uses it."""
+"""A page of the console in a real browser, used as a person with a keyboard uses it; and a proxy with a prefix before it."""
 
 from __future__ import annotations
 
+from contextlib import closing
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from selenium import webdriver
@@ -65,3 +68,32 @@ class ConsolePage:
         assert self.run("return window.harmed ?? null") is None
         assert self.run("return document.documentElement.scrollWidth <= innerWidth"), "no sideways scrolling of the page"
         return complaints(self.driver) == []
+
+
+class PrefixProxy(BaseHTTPRequestHandler):
+    """A proxy as nginx is by default: takes the prefix away, and names the console as the host."""
+
+    console: Any
+    prefix = "/boxes/first"
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        if not self.path.startswith(f"{self.prefix}/"):
+            self.send_error(404)
+            return
+        with closing(HTTPConnection(*self.console, timeout=30)) as connection:
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
+            connection.request("GET", self.path.removeprefix(self.prefix), headers=headers)
+            answer = connection.getresponse()
+            body = answer.read()
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("transfer-encoding", "connection", "content-length", "date"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass

@@ -11,7 +11,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from selenium import webdriver
 from appliance.base.clock import SystemClock
 from lab.browser import browser, complaints, leave, missing_browser, show_as
 from lab.client_packages import JS, missing_js
-from lab.console_page import HOSTILE, ConsolePage
+from lab.console_page import HOSTILE, ConsolePage, PrefixProxy
 from lab.raw_coordination import RawCoordination
 from lab.raw_transactions import transactional_batch
 from lab.running_box import RunningBox, eventually
@@ -196,35 +195,6 @@ def test_all_pages_keep_the_rules_of_axe_core_in_both_themes_and_on_a_phone(page
         if path == "/topics":
             page.press("Create a topic")
             assert page.driver.execute_async_script(AXE) == [], "a dialog"
-
-
-class PrefixProxy(BaseHTTPRequestHandler):
-    """A proxy as nginx is by default: takes the prefix away, and names the console as the host."""
-
-    console: Any
-    prefix = "/boxes/first"
-    asked: list[str]
-
-    def do_GET(self) -> None:
-        self.asked.append(self.path)
-        if not self.path.startswith(f"{self.prefix}/"):
-            self.send_error(404)
-            return
-        with closing(HTTPConnection(*self.console, timeout=30)) as connection:
-            headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
-            connection.request("GET", self.path.removeprefix(self.prefix), headers=headers)
-            answer = connection.getresponse()
-            body = answer.read()
-        self.send_response(answer.status)
-        for name, value in answer.getheaders():
-            if name.lower() not in ("transfer-encoding", "connection", "content-length", "date"):
-                self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
 
 
 def test_all_pages_work_behind_a_proxy_with_a_prefix(driver: webdriver.Chrome, keeper: RunningBox) -> None:
