@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from selenium import webdriver
@@ -12,7 +14,7 @@ from selenium.common.exceptions import ElementNotInteractableException, StaleEle
 from selenium.webdriver.common.keys import Keys
 
 from lab.browser import complaints
-from lab.running_box import eventually
+from lab.running_box import Address, eventually
 
 HOSTILE = '<img src=x onerror="window.harmed=1"><script>window.harmed=1</script>'
 
@@ -71,20 +73,23 @@ class ConsolePage:
 
 
 class PrefixProxy(BaseHTTPRequestHandler):
-    """A proxy as nginx is by default: takes the prefix away, and names the console as the host."""
+    """A proxy as nginx is by default: takes the prefix away, and names the console as the host, unless `keeps_host`."""
 
-    console: Any
+    console: Address
     prefix = "/boxes/first"
     asked: list[str]
+    keeps_host = False
 
     def do_GET(self) -> None:
         self.asked.append(self.path)
         if not self.path.startswith(f"{self.prefix}/"):
             self.send_error(404)
             return
-        with closing(HTTPConnection(*self.console, timeout=30)) as connection:
-            headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
-            connection.request("GET", self.path.removeprefix(self.prefix), headers=headers)
+        with closing(HTTPConnection(self.console.host, self.console.port, timeout=30)) as connection:
+            dropped = ("connection",) if self.keeps_host else ("connection", "host")
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
+            body = self.rfile.read(int(self.headers.get("content-length", "0")))
+            connection.request(self.command, self.path.removeprefix(self.prefix), body, headers)
             answer = connection.getresponse()
             body = answer.read()
         self.send_response(answer.status)
@@ -95,5 +100,23 @@ class PrefixProxy(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    do_POST = do_GET
+
     def log_message(self, format: str, *args: Any) -> None:
         pass
+
+
+@contextmanager
+def prefix_proxy(console: Address, keeps_host: bool = False) -> Iterator[tuple[str, list[str]]]:
+    """A proxy before a console: the address of its folder, without the last slash, and the paths that it was asked for."""
+    asked: list[str] = []
+    known = {"console": console, "asked": asked, "keeps_host": keeps_host}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Proxy", (PrefixProxy,), known))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}{PrefixProxy.prefix}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

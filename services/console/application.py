@@ -260,7 +260,9 @@ class SiteGuard:
             return _answer(421, {"error": f"this box is not known as {shown}; use its address, or name it in http.allowed.hosts in the settings of the box"})
         if is_cross_site(headers, host) and not (method in ("GET", "HEAD") and is_navigation(headers)):
             self._on_refused("cross_site")
-            return _answer(403, {"error": "pages of other sites may not use the console"})
+            is_own = headers.get(b"sec-fetch-site") == b"same-origin"
+            advice = "; the browser calls this page its own: let the proxy pass the header Host on" if is_own else ""
+            return _answer(403, {"error": f"pages of other sites may not use the console{advice}"})
         return None
 
 

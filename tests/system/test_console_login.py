@@ -21,7 +21,8 @@ from selenium.webdriver.common.keys import Keys
 from appliance.base.model import AUDIT_TOPIC
 from appliance.command import acl, user
 from appliance.command import topic as topic_command
-from lab.browser import browser, complaints, missing_browser
+from lab.browser import browser, complaints, leave, missing_browser
+from lab.console_page import PrefixProxy, prefix_proxy
 from lab.running_box import ROOT, RunningBox, eventually, start_box
 from services.console.kafka_routes import CHANGES
 from services.console.persons import Role, role_needed
@@ -171,7 +172,7 @@ def test_a_change_needs_the_role_and_the_right_and_the_audit_names_the_person(pl
 
 
 def test_transactions_settings_audit_and_alarms_are_those_that_a_person_may_see(place: Place, sessions: dict[str, Session]) -> None:
-    """An open transaction of anna's does not seem to hang for those who do not see its id, and only who may abort it does."""
+    """An open transaction of anna's does not seem to hang to those that do not see its id, and needs rights to be aborted."""
 
     def asked(name: str, path: str) -> Answer:
         return place.ask(path, Cookie=sessions[name].cookie)
@@ -301,8 +302,8 @@ def test_the_commands_of_the_documentation(place: Place, tmp_path: Path) -> None
 
 @pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))
 def test_a_person_logs_in_and_out_in_a_browser_without_any_script(place: Place, sessions: dict[str, Session], tmp_path: Path) -> None:
-    origin = f"http://{place.box.http}"
-    with browser(tmp_path, width=390) as driver:
+    """Behind a proxy with a prefix, which passes the name on by which the browser knows it."""
+    with prefix_proxy(place.box.http, keeps_host=True) as (origin, asked), browser(tmp_path, width=390) as driver:
 
         def text(selector: str) -> str:
             return str(driver.execute_script("return document.querySelector(arguments[0])?.textContent ?? ''", selector))
@@ -338,5 +339,9 @@ def test_a_person_logs_in_and_out_in_a_browser_without_any_script(place: Place, 
         eventually(driver.find_element("id", "trim").is_displayed, "an operator deletes records")
         assert not driver.find_element("id", "delete").is_displayed() and not driver.find_element("id", "grow").is_displayed()
         assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        post = "const done = arguments[0]; postJson('/api/records/produce', { topic: 'logs', value: 'by the page' }).then(done, (error) => done(error.message))"
+        assert driver.execute_async_script(post)["partition"] == 0, "the page sends the token"
         complained = [each["message"] for each in complaints(driver) if origin in each["message"]]
         assert [words for words in complained if "status of 401" not in words] == [], "the browser notes what needed a login"
+        leave(driver)
+    assert [path for path in asked if not path.startswith(f"{PrefixProxy.prefix}/") and path != "/favicon.ico"] == []

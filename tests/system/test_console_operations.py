@@ -23,7 +23,7 @@ from selenium import webdriver
 from appliance.base.clock import SystemClock
 from lab.browser import browser, complaints, leave, missing_browser, show_as
 from lab.client_packages import JS, missing_js
-from lab.console_page import HOSTILE, ConsolePage, PrefixProxy
+from lab.console_page import HOSTILE, ConsolePage, PrefixProxy, prefix_proxy
 from lab.raw_coordination import RawCoordination
 from lab.raw_transactions import transactional_batch
 from lab.running_box import RunningBox, eventually
@@ -198,13 +198,9 @@ def test_all_pages_keep_the_rules_of_axe_core_in_both_themes_and_on_a_phone(page
 
 
 def test_all_pages_work_behind_a_proxy_with_a_prefix(driver: webdriver.Chrome, keeper: RunningBox) -> None:
-    asked: list[str] = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Proxy", (PrefixProxy,), {"console": keeper.http, "asked": asked}))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with prefix_proxy(keeper.http) as (origin, asked):
         leave(driver)
-        page = ConsolePage(driver, f"http://127.0.0.1:{server.server_port}{PrefixProxy.prefix}")
+        page = ConsolePage(driver, origin)
         for path, selector in READY.items():
             page.open(path)
             eventually(lambda selector=selector: page.run("return document.querySelector(arguments[0]) !== null", selector), f"{path} is there", 60)  # type: ignore[misc]
@@ -215,10 +211,6 @@ def test_all_pages_work_behind_a_proxy_with_a_prefix(driver: webdriver.Chrome, k
         page.run("[...document.querySelectorAll('#topics a')].find((each) => each.textContent === 'syslog').click()")
         page.wait("#title", "syslog")
         leave(driver)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
     assert [path for path in asked if not path.startswith(f"{PrefixProxy.prefix}/") and path != "/favicon.ico"] == []
 
 

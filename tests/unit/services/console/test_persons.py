@@ -399,6 +399,16 @@ def test_with_https_the_cookie_is_secure_and_one_set_in_clear_text_does_not_coun
     assert console.ask("/api/rights", cookie=answer.cookie.removeprefix("__Host-"), **https).status == 401
 
 
+def test_a_proxy_that_replaces_the_host_is_named_as_the_reason() -> None:
+    """As nginx does by default; the Origin has the name by which the browser knows the console."""
+    console = Console()
+    https: dict[str, Any] = {"client": PROXY, "x_forwarded_proto": "https", "origin": "https://logs.example.com"}
+    refused = console.log_in("vera", sec_fetch_site="same-origin", **https)
+    assert refused.status == 403 and "let the proxy pass the header Host on" in refused.document["error"]
+    assert "proxy" not in console.log_in("vera", sec_fetch_site="cross-site", **https).document["error"]
+    assert console.log_in("vera", **(https | {"origin": f"https://{HOST}"})).status == 303
+
+
 # ---- what needs a login, a token, a role
 
 
