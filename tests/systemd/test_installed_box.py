@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from appliance.senders.old_table import tables_text
 from appliance.storage.page_cache import has_cachestat
-from lab.installed_box import DISKS, INGEST, KAFKA, SYSLOG, InstalledBox, why_not_installed
+from lab.installed_box import DISKS, HTTP, INGEST, KAFKA, SYSLOG, InstalledBox, why_not_installed
 from lab.raw_client import RawClient
 from lab.running_box import eventually, listener
 from lab.systemd_box import why_not
@@ -243,6 +243,39 @@ def test_a_listener_is_a_socket_unit_from_the_next_start_on_and_as_long_as_it_is
     installed.await_all_active()
     with installed.box.inside(), socket.socket() as stream:
         assert stream.connect_ex((SYSLOG[0], port)) == errno.ECONNREFUSED
+
+
+def test_persons_log_in_to_the_console_and_act_with_their_roles(installed: InstalledBox) -> None:
+    """By the socket of the administration, as the user of the console."""
+    box, origin = installed.box, f"http://{HTTP}"
+    kept = installed.edit_settings(lambda text: f'"http.role.viewer" = "User:vera"\n"http.role.admin" = "User:anna"\n{text}')
+    box.output("systemctl restart millrace.target")
+    installed.await_all_active()
+    for name in ("vera", "anna"):
+        box.output(f"printf '%s\n' 'pass word of {name}' >/tmp/{name}.password && millrace user add {name} --password-file /tmp/{name}.password")
+
+    def status(*words: str) -> str:
+        return box.output(["curl", "-sS", "-o", "/tmp/answer", "-w", "%{http_code}", *words])
+
+    def log_in(name: str, password_of: str) -> str:
+        return status("-c", f"/tmp/{name}.jar", "-d", f"user={name}", "--data-urlencode", f"password@/tmp/{password_of}.password", f"{origin}/login")
+
+    assert status(f"{origin}/api/topics") == "401" and log_in("anna", "vera") == "401"
+    for name, created in (("vera", "403"), ("anna", "200")):
+        eventually(lambda name=name: log_in(name, name) == "303", f"{name} logs in", 20)  # type: ignore[misc]
+        jar = ["-b", f"/tmp/{name}.jar", "-H", "X-Millrace: 1"]
+        token = json.loads(box.output(["curl", "-sS", *jar, f"{origin}/api/rights"]))["token"]
+        topic = ["--json", json.dumps({"topic": f"of-{name}", "partitions": 1}), f"{origin}/api/topic/create"]
+        assert status(*jar, *topic) == "403" and "token" in box.output("cat /tmp/answer")
+        assert status(*jar, "-H", f"X-Millrace-Token: {token}", *topic) == created, box.output("cat /tmp/answer")
+        assert status(*jar, f"{origin}/api/topics") == status(*jar, f"{origin}/api/groups") == "200"
+    assert "audit.topic.created: User:anna from 127.0.0.1 (listener console): topic of-anna: done" in box.output(
+        "journalctl -o cat MILLRACE_AUDIT=audit.topic.created"
+    )
+    assert "User:anna from 127.0.0.1 (listener console)" in box.output("journalctl -o cat MILLRACE_AUDIT=audit.login.failed")
+    installed.millrace("topic", "delete", "-y", "of-anna")
+    box.output("rm /tmp/*.jar /tmp/*.password /tmp/answer")
+    installed.edit_settings(lambda _: kept)  # the next start of the box is another test's
 
 
 def test_a_request_that_comes_again_after_a_crash_of_ingest_is_known_by_its_key(installed: InstalledBox) -> None:
