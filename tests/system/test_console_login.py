@@ -21,7 +21,7 @@ from selenium.webdriver.common.keys import Keys
 from appliance.base.model import AUDIT_TOPIC
 from appliance.command import acl, user
 from appliance.command import topic as topic_command
-from lab.browser import browser, complaints, leave, missing_browser
+from lab.browser import browser, complaints, leave, missing_browser, show_as
 from lab.console_page import PrefixProxy, prefix_proxy
 from lab.running_box import ROOT, RunningBox, eventually, start_box
 from services.console.kafka_routes import CHANGES
@@ -31,6 +31,12 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 PASSWORD = "correct horse battery staple"
 PROXY = "127.0.0.2"
 """A proxy on this machine; other clients have 127.0.0.1."""
+TOOLS = """
+if (arguments[0]) document.querySelector('#person').textContent = arguments[0];
+const boxes = ['#time-zone', '#person', '#theme'].map((each) => document.querySelector(each).getBoundingClientRect());
+const middles = boxes.map((each) => (each.top + each.bottom) / 2);
+return [Math.max(...middles) - Math.min(...middles) < 4, boxes[2].right > innerWidth - 30 && document.documentElement.scrollWidth <= innerWidth];
+"""
 ROLES = {"vera": "viewer", "otto": "operator", "anna": "admin"}
 
 
@@ -339,6 +345,10 @@ def test_a_person_logs_in_and_out_in_a_browser_without_any_script(place: Place, 
         eventually(driver.find_element("id", "trim").is_displayed, "an operator deletes records")
         assert not driver.find_element("id", "delete").is_displayed() and not driver.find_element("id", "grow").is_displayed()
         assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        for name in (None, "x" * 255):
+            for width in (1440, 390):
+                show_as(driver, width)
+                assert driver.execute_script(TOOLS, name) == [True, True], "time zone, person and theme are in one row, at the right, also of a long name"
         post = "const done = arguments[0]; postJson('/api/records/produce', { topic: 'logs', value: 'by the page' }).then(done, (error) => done(error.message))"
         assert driver.execute_async_script(post)["partition"] == 0, "the page sends the token"
         complained = [each["message"] for each in complaints(driver) if origin in each["message"]]
