@@ -7,11 +7,12 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, ShareConsumer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from lab import client_packages
@@ -174,3 +175,23 @@ def test_what_was_acknowledged_never_comes_again_and_everything_else_does(start:
     assert set(received) == {stopped, *range(begin, jobs.count)}
     if not second.failed() and not third.failed():
         assert len(received) == len(set(received))
+    # librdkafka acknowledges while it closes: it leaves the group, and sends its last acknowledgements by another connection
+    delivered: Counter[int] = Counter()
+    for number in range(10):
+        jobs.send(f"closed {number}")
+        delivered.update(_take_one(box))
+    assert delivered == Counter(range(jobs.count - 10, jobs.count))
+
+
+def _take_one(box: RunningBox) -> list[int]:
+    """Receive what there is, acknowledge it and close; return the offsets."""
+    options = {"bootstrap.servers": box.bootstrap, "group.id": "workers", "share.acknowledgement.mode": "explicit", "log_level": 0}
+    consumer = ShareConsumer(options)
+    consumer.subscribe(["jobs"])
+    try:
+        messages = eventually(lambda: list(consumer.poll(0.5) or []), "librdkafka receives a record", SECONDS)
+        for message in messages:
+            consumer.acknowledge(message)
+        return [message.offset() for message in messages]
+    finally:
+        consumer.close()

@@ -131,7 +131,9 @@ def simple_targets(subscriptions: Mapping[str, Iterable[str]], places: Mapping[s
 class ShareGroups:
     """All share groups of this box. Each rule is called with a reply, which is called once, now or later."""
 
-    def __init__(self, settings: ShareSettings, states: ShareStates, topics: SharedTopics, timers: Timers, on_member_gone: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, settings: ShareSettings, states: ShareStates, topics: SharedTopics, timers: Timers, on_member_gone: Callable[[str, str, bool], None]
+    ) -> None:
         self._settings = settings
         self._states = states
         self._topics = topics
@@ -170,7 +172,7 @@ class ShareGroups:
             reply(apis.ShareGroupHeartbeatResponse(error_code=code, error_message=text))
             return
         if request.member_epoch == LEAVE:
-            self._remove(request.group_id, request.member_id)
+            self._remove(request.group_id, request.member_id, has_left=True)
             reply(apis.ShareGroupHeartbeatResponse(member_id=request.member_id, member_epoch=LEAVE))
             return
         names = () if request.subscribed_topic_names is None else tuple(sorted(set(request.subscribed_topic_names)))
@@ -251,7 +253,7 @@ class ShareGroups:
         key = group.group_id, member.member_id
         member.timer = self._timers.schedule(now_ms + self._settings.group_share_session_timeout_ms, lambda _now_ms: self._remove(*key))
 
-    def _remove(self, group_id: str, member_id: str) -> None:
+    def _remove(self, group_id: str, member_id: str, has_left: bool = False) -> None:
         group = self._groups.get(group_id)
         member = group.members.pop(member_id, None) if group is not None else None
         if group is None or member is None:
@@ -263,7 +265,7 @@ class ShareGroups:
         group.is_stale = True  # the next heartbeat of another member assigns what it had
         if not group.members:
             del self._groups[group_id]
-        self._on_member_gone(group_id, member_id)
+        self._on_member_gone(group_id, member_id, has_left)
 
     # ---- partitions
 

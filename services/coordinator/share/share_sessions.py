@@ -37,6 +37,8 @@ RENEWAL_SINCE: Final = 2
 RECORD_LIMIT: Final = 1
 """The acquire mode in which no more records than asked for are delivered."""
 IDLE_MS: Final = 90_000
+LEAVE_MS: Final = 5_000
+"""A member that leaves its group sends its last acknowledgements at the same time, by another connection."""
 
 
 class ReadBatch(NamedTuple):
@@ -81,6 +83,8 @@ class ShareSession:
         self.places: dict[Place, None] = {}
         self.used_ms = 0
         self.is_over = False
+        self.has_left = False
+        """the member has left the group: it may still acknowledge"""
 
 
 class ShareAsker(NamedTuple):
@@ -108,7 +112,7 @@ class _Fetch:
     @property
     def is_over(self) -> bool:
         """Whether nothing may be acquired for it any more."""
-        return self.session.is_over or not self.asker.is_connected()
+        return self.session.is_over or self.session.has_left or not self.asker.is_connected()
 
 
 class ShareSessions:
@@ -123,13 +127,16 @@ class ShareSessions:
         self._sessions: dict[tuple[str, str], ShareSession] = {}
         self._parked: deque[_Fetch] = deque()
         self._collected_bytes = 0
+        self._leaving: deque[tuple[int, ShareSession]] = deque()
+        """sessions of members that have left, and when they end at the latest"""
 
     @property
     def is_waiting(self) -> bool:
         return bool(self._parked)
 
     def next_deadline_ms(self) -> int | None:
-        return min((fetch.deadline_ms for fetch in self._parked), default=None)
+        deadlines = [fetch.deadline_ms for fetch in self._parked]
+        return min([*deadlines, self._leaving[0][0]] if self._leaving else deadlines, default=None)
 
     # ---- requests
 
@@ -232,13 +239,16 @@ class ShareSessions:
             del self._sessions[session.group_id, session.member_id]
         self._states.release(session.group_id, session.member_id)
 
-    def on_member_gone(self, group_id: str, member_id: str) -> None:
-        """What the member has in hand is for others."""
+    def on_member_gone(self, group_id: str, member_id: str, has_left: bool = False) -> None:
+        """What the member has in hand is for others; if it `has_left`, when its session ends, which it does itself."""
         session = self._sessions.get((group_id, member_id))
-        if session is not None:
-            self._end(session)
-        else:
+        if session is None:
             self._states.release(group_id, member_id)
+        elif has_left:
+            session.has_left = True
+            self._leaving.append((self._now_ms() + LEAVE_MS, session))
+        else:
+            self._end(session)
 
     # ---- acknowledgements
 
@@ -288,6 +298,11 @@ class ShareSessions:
     def work(self, now_ms: int) -> int:
         """Look at fetches that wait; return how many were answered or read."""
         done = 0
+        while self._leaving and self._leaving[0][0] <= now_ms:
+            _, session = self._leaving.popleft()
+            if self._sessions.get((session.group_id, session.member_id)) is session:
+                self._end(session)
+                done += 1
         looks_left = LOOKS_A_TURN
         for _ in range(min(len(self._parked), FETCHES_A_TURN)):
             if looks_left <= 0:
@@ -410,6 +425,7 @@ class ShareSessions:
         for session in self._sessions.values():
             session.is_over = True
         self._sessions.clear()
+        self._leaving.clear()
         parked, self._parked = self._parked, deque()
         for fetch in parked:
             fetch.reply(apis.ShareFetchResponse(error_code=ErrorCode.SHARE_SESSION_NOT_FOUND))

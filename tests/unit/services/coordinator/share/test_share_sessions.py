@@ -17,7 +17,7 @@ from services.coordinator.groups.ports import KnownTopic
 from services.coordinator.share.share_groups import NAME_CHARACTERS_MAX, NEW_A_HEARTBEAT, LogBounds, ShareGroups, ShareSettings, simple_targets
 from services.coordinator.share.share_offsets import ShareOffsets
 from services.coordinator.share.share_partition import ACCEPT, RELEASE, RENEW, ShareLimits
-from services.coordinator.share.share_sessions import OnRead, ReadBatch, ShareAsker, SharedRead, ShareSessions
+from services.coordinator.share.share_sessions import LEAVE_MS, OnRead, ReadBatch, ShareAsker, SharedRead, ShareSessions
 from services.coordinator.share.share_states import SHARE_SNAPSHOT, ShareEvent, ShareKey, ShareSnapshot, ShareStates, SnapshotBatch, state_partition_of
 from tests.support.group_world import LogInMemory, Replies
 
@@ -203,7 +203,37 @@ def test_the_end_of_a_session_releases_its_records_and_so_does_the_end_of_its_me
     world.fetch(-1, member_id="a")
     assert acquired(world.fetch(0, member_id="b")) == [(0, 5, 2)]
     world.heartbeat("b", member_epoch=-1)
+    world.wait(LEAVE_MS)
     assert acquired(world.fetch(0, member_id="a")) == [(0, 5, 3)]
+
+
+def test_a_member_that_has_left_acknowledges_what_it_has_in_hand() -> None:
+    """librdkafka sends the heartbeat that leaves and the last acknowledgements at once, by two connections."""
+    world = World()
+    world.join()
+    assert acquired(world.fetch(0))
+    world.heartbeat(member_epoch=-1)
+    answer = world.acknowledge(-1, (0, 5, (1,)))
+    world.log.answer_all()
+    assert answer.only.topics[0].partitions[0].error_code == ErrorCode.NONE
+    world.join("n")
+    world.high_watermark = 8
+    assert acquired(world.fetch(0, member_id="n")) == [(6, 7, 1)]
+
+
+def test_what_a_member_that_has_left_does_not_acknowledge_is_for_others_after_a_moment() -> None:
+    world = World()
+    world.join()
+    assert acquired(world.fetch(0))
+    parked = world.fetch(1, max_wait_ms=60_000)
+    world.heartbeat(member_epoch=-1)
+    world.high_watermark = 8
+    world.wait(1)
+    assert not acquired(parked), "nothing is acquired for it any more"
+    world.join("n")
+    world.wait(LEAVE_MS)
+    assert acquired(world.fetch(0, member_id="n")) == [(0, 5, 2), (6, 7, 1)]
+    assert world.acknowledge(-1, (0, 5, (1,))).only.error_code == ErrorCode.SHARE_SESSION_NOT_FOUND
 
 
 def test_sessions_are_numbered_and_bounded() -> None:
