@@ -210,6 +210,6 @@ def abort_in_partition(cluster: ClusterClient, producer: ProducerOnPartition) ->
     code = body.markers[0].topics[0].partitions[0].error_code
     if code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
         advice = "run it on a box, with its certificate where boxes use TLS, or add this address to inter.broker.allowed.networks"
-        raise refused(code, doing, f"only boxes write markers: {advice}")
+        raise refused(code, doing, f"only boxes write markers: {advice}; with an authorizer it needs Alter on the cluster")
     if code != ErrorCode.NONE:
         raise refused(code, doing)

@@ -9,8 +9,8 @@ These are Fetch with another replica id than a consumer's, ListOffsets likewise,
 replica id, WriteTxnMarkers, and AddPartitionsToTxn from version 4 on. They return records above the high
 watermark, or end and extend transactions of others; Kafka requires CLUSTER_ACTION for most. A follower's
 Fetch must also have exactly the broker epoch that the image has for its broker. Loopback counts as a box by
-default, because operators' tools run there (`kafka-transactions.sh abort` sends WriteTxnMarkers). Produces
-and fetches of consumers are never checked.
+default, because operators' tools run there (`kafka-transactions.sh abort` sends WriteTxnMarkers). A person of the
+console may send these from anywhere. Produces and fetches of consumers are never checked.
 
 A refusal is logged when it is `GRACE_NS` old and still right, then once a minute for each address: a box
 that registers is refused until the image here has it, and that is normal.

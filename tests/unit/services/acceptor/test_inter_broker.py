@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -21,6 +22,8 @@ from appliance.protocol.apis import ApiKey
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.schema import Message
 from appliance.protocol.topic_partitions import PartitionResult, TopicPartitions, TopicResult
+from appliance.security.acl import AclOperation
+from appliance.security.principals import ACTING
 from appliance.security.transport import PlainTransport, peer_name
 from appliance.shm.counters import Counters
 from lab.running_box import eventually
@@ -306,11 +309,13 @@ class Passed:
         self.count += 1
 
 
-def ask(side: Side, question: Message[Any], version: int, body: Any, address: str, decode: Callable[[bytes], Any]) -> Any:
-    """What a connection from `address` is answered; None: its request reached the handler."""
+def ask(side: Side, question: Message[Any], version: int, body: Any, address: str, decode: Callable[[bytes], Any], acting: Any = None) -> Any:
+    """What a connection from `address` is answered; None: its request reached the handler. `acting`: the rights of a person of the console."""
     ours, theirs = socket.socketpair()
     passed, answered = Passed(), []
     connection = Connection(PlainTransport(ours), address, 0)
+    if acting is not None:
+        connection.mechanism, connection.rights = ACTING, acting
     handler = InterBrokerHandler(ApiKey(question.api.key), passed, side.gate, answered.append)
     encoded = question.encode(version, body)
     handler.handle(connection, RequestHeader(question.api.key, version, 7, "", 0), memoryview(encoded), len(encoded))
@@ -339,6 +344,19 @@ def test_markers_of_a_stranger_are_refused_in_each_partition(side: Side, version
     results = (TopicResult("a", (PartitionResult(3, code), PartitionResult(5, code))), TopicResult("b", (PartitionResult(0, code),)))
     assert answer.markers == (transaction_apis.TxnMarkerResult(7, results), transaction_apis.TxnMarkerResult(8))
     assert ask(*arguments, "10.0.0.1", reading(transaction_apis.WRITE_TXN_MARKERS_RESPONSE, version)) is None
+
+
+def test_a_person_of_the_console_ends_what_hangs_from_elsewhere_with_the_right_to_alter_the_cluster(side: Side) -> None:
+    """Its address is that of its browser; a box asks for it."""
+    markers = transaction_apis.WriteTxnMarkersRequest((transaction_apis.TxnMarker(7, 1, False, (TopicPartitions("a", (3,)),), 9),))
+    for operations in ((), (AclOperation.DESCRIBE,), (AclOperation.ALTER,)):
+        rights = SimpleNamespace(would_allow_on_cluster=operations.__contains__, allows_on_cluster=operations.__contains__)
+        reply = reading(transaction_apis.WRITE_TXN_MARKERS_RESPONSE, 1)
+        answer = ask(side, transaction_apis.WRITE_TXN_MARKERS_REQUEST, 1, markers, STRANGER, reply, acting=rights)
+        assert (answer is None) == (AclOperation.ALTER in operations)
+    added = transaction_apis.AddPartitionsToTxnRequest((transaction_apis.TransactionToExtend("t", 7, 1, False, ()),))
+    reply = reading(transaction_apis.ADD_PARTITIONS_TO_TXN_RESPONSE, 4)
+    assert ask(side, transaction_apis.ADD_PARTITIONS_TO_TXN_REQUEST, 4, added, STRANGER, reply, acting=rights).error_code == REFUSED
 
 
 @pytest.mark.parametrize(("version", "is_refused"), [(0, False), (3, False), (4, True), (5, True)])
