@@ -10,8 +10,9 @@ async function look() {
   showPast();
   showPush();
   showRunbook();
-  $("problems").hidden = !now.problems.length;
-  $("problems").textContent = now.problems.join(" · ");
+  const problems = [...now.problems, ...(now.hidden ? [now.hidden] : [])];
+  $("problems").hidden = !problems.length;
+  $("problems").textContent = problems.join(" · ");
 }
 
 const what = (alarm) => [alarm.words, make("span", "under", alarm.meaning)];
