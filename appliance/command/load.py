@@ -67,7 +67,7 @@ def load(
     """Load topics into a warehouse, each record once; run again it goes on where it was."""
     for name in topics:
         require_topic_name(name)
-    with pipeline_extra():
+    with pipeline_extra(fetches=not (dry_run or lag)):
         from appliance.pipeline.cluster_access import access_from
         from appliance.pipeline.load_run import LoadOrder
         from appliance.pipeline.load_survey import LoadRequest

@@ -22,12 +22,15 @@ _SPARK = ("pyspark", "pyarrow", "pandas")
 
 
 @contextmanager
-def pipeline_extra() -> Iterator[None]:
-    """Where the pipeline's packages are not installed, fetch them (in a checkout that `./install.sh run` serves from) or say how they are."""
-    if (missing := [name for name in _SPARK if find_spec(name) is None]) and (installer := checkout_installer(sys.prefix)):
+def pipeline_extra(fetches: bool = True) -> Iterator[None]:
+    """Where the pipeline's packages are not installed, fetch them (in a checkout that `./install.sh run` serves from) or say how they are.
+
+    `fetches` False: a command that changes nothing only says it.
+    """
+    if fetches and (missing := [name for name in _SPARK if find_spec(name) is None]) and (installer := checkout_installer(sys.prefix)):
         import subprocess  # only here: every command imports this module
 
-        say(f"{' and '.join(missing)}, which Spark jobs need, are fetched now, once, into {sys.prefix} ({installer} pipeline):")
+        say(f"{' and '.join(missing)}, which Spark jobs need, are fetched now, once, about 600 MB, into {sys.prefix} ({installer} pipeline):")
         subprocess.run([installer, "pipeline"], stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
         invalidate_caches()
     try:

@@ -22,6 +22,9 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_first_spark_job_of_a_checkout_fetches_what_it_needs_and_says_so(checkout: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pipeline_extra.pipeline_extra(fetches=False):
+        pass
+    assert capfd.readouterr() == ("", ""), "a preview fetches nothing"
     with pipeline_extra.pipeline_extra():
         assert (checkout / "called").read_text() == "pipeline\n"
     out, err = capfd.readouterr()
