@@ -41,6 +41,8 @@ def open_cluster(bootstrap: str | None, data: str | None, config: str | None, co
             yield cluster
     except BrokerUnreachable as error:
         hint = "look at `millrace status`" if bootstrap is None else "check the address, and that the broker runs"
+        if bootstrap is not None and security is None:
+            hint += "; a listener for logins or TLS needs --command-config"
         raise ClientFailed(f"{error}; {hint}") from error
 
 
