@@ -197,6 +197,7 @@ class _TableRun:
         segments = LocalSegments(part.found, wanted, True, WINDOW_BYTES)
         reached: int = part.plan.start
         end: int | None = None
+        is_cut = False
         try:
             with closing(reader.read(segments, on_loss)) as batches:
                 for batch in batches:
@@ -208,8 +209,9 @@ class _TableRun:
                         self._add(piece)
                         reached = piece.column("offset")[-1].as_py() + 1
                         if self._is_full:
+                            is_cut = True
                             break
-                    if damaged or self._is_full:
+                    if damaged or is_cut:
                         end = reached
                         break
                 else:
@@ -217,7 +219,7 @@ class _TableRun:
         except NotReadHere as reason:
             end = reached
             self._problems.append(f"partition {partition}: {reason}")
-        if damaged:
+        if damaged and not is_cut:  # a run that is full may end before the damage: the next one comes to it
             end = max(reached, damaged[0].start)
             self._damaged.append(damaged[0])
         assert end is not None

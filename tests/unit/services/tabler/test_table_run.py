@@ -251,6 +251,20 @@ def test_a_damaged_batch_is_waited_for_and_then_passed_over_and_said(tmp_path: P
     assert table.offsets() == [0, 1, 4] and [(each.start, each.end) for each in passed.lost] == [(2, 4)]
 
 
+@pytest.mark.parametrize("is_accepted", [False, True])
+def test_a_full_run_that_ends_before_a_damaged_batch_leaves_nothing_out(tmp_path: Path, is_accepted: bool) -> None:
+    damaged = bytearray(made(8_000, [b'{"a":2}'] * 100))
+    damaged[-3] ^= 0xFF
+    table = OneTable(tmp_path, made(0, [b'{"a":1}'] * 8_000) + bytes(damaged) + made(8_100, [b'{"a":3}'] * 100), 8_200)
+    table.schema = "json"
+    accepted = frozenset({(0, 8_000)}) if is_accepted else frozenset()
+    first = table.run(bytes_max=1, accepted_damage=accepted)
+    assert first.is_full and 0 < first.rows < 8_000 and table.offset() == first.rows
+    while table.run(accepted_damage=accepted).rows:
+        pass
+    assert table.offsets() == [*range(8_000), *(range(8_100, 8_200) if is_accepted else ())]
+
+
 def test_a_log_that_lost_records_is_said_and_what_it_has_instead_is_counted(tmp_path: Path) -> None:
     table = plain(tmp_path)
     first = table.run()
