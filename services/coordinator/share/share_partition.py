@@ -313,12 +313,19 @@ class SharePartition:
         self._advance()
         return sum(run.last_offset - run.first_offset + 1 for run in over)
 
-    def raise_start(self, log_start_offset: int) -> None:
-        """Records before the log start are gone."""
-        if log_start_offset > self.start_offset:
+    def raise_start(self, log_start_offset: int) -> bool:
+        """Records before the log start are gone; return whether there were any."""
+        is_raised = log_start_offset > self.start_offset
+        if is_raised:
             self._runs = [run._replace(first_offset=max(run.first_offset, log_start_offset)) for run in self._runs if run.last_offset >= log_start_offset]
             self.start_offset = log_start_offset
             self._advance()
+        return is_raised
+
+    @property
+    def runs_max(self) -> int:
+        """How many runs the window may come to have: each record in a member's hands may need one of its own."""
+        return sum(run.last_offset - run.first_offset + 1 if run.state is ACQUIRED else 1 for run in self._runs)
 
     def _look(self) -> None:
         """Remember what is asked between changes, too, once for each change."""

@@ -351,7 +351,8 @@ class ShareSessions:
             if hosted is None or bounds.error_code is not ErrorCode.NONE:
                 self._put(fetch, place, error_code=bounds.error_code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
                 continue
-            hosted.share.raise_start(bounds.log_start_offset)
+            if hosted.share.raise_start(bounds.log_start_offset):
+                self._states.watch_locks(hosted)
             offset = self._next_offset(hosted)
             if hosted.is_reading or offset is None or offset >= bounds.high_watermark or now_ms < hosted.read_again_ms:
                 continue

@@ -23,8 +23,9 @@ from services.coordinator.state.state_format import StateFormat, UnreadableRecor
 
 OnWritten = Callable[[ErrorCode], None]
 WRITE_TIMEOUT_MS: Final = 5_000
-WINDOW_RECORDS_MAX: Final = 1_000_000
-"""Of all share partitions of a box, before nothing more is delivered for the first time: at most 300 MB."""
+WINDOW_RUNS_MAX: Final = 1_000_000
+"""Of all share partitions of a box, before nothing more is delivered for the first time: at most 300 MB. What a member that has died had in
+hand counts once its lock has ended as one run, so that abandoned groups do not take the room of others."""
 
 
 class ShareEvent(Enum):
@@ -81,7 +82,7 @@ class HostedShare:
         self.state_partition = state_partition
         self.share = share
         self.snapshot = snapshot._replace(state_batches=())
-        self.window_records = 0
+        self.window_runs = 0
         """As far as `ShareStates` has counted it."""
         self.is_reading = False
         """A fetch reads records for it; others wait, or they would get the same ones."""
@@ -119,7 +120,7 @@ class ShareStates:
         self._loading: dict[int, dict[ShareKey, ShareSnapshot]] = {}
         self._active: set[int] = set()
         self.count = 0
-        self._window_records = 0
+        self._window_runs = 0
         self.partition_count = 0
         self.skipped_records = 0
 
@@ -227,13 +228,13 @@ class ShareStates:
 
     @property
     def has_room(self) -> bool:
-        """Whether windows may grow: each record of a window may need a run of its own in memory and in the snapshot."""
-        return self._window_records < WINDOW_RECORDS_MAX
+        """Whether windows may grow: each run takes memory, and a part of the snapshot."""
+        return self._window_runs < WINDOW_RUNS_MAX
 
     def _count_window(self, hosted: HostedShare) -> None:
-        records = 0 if hosted.is_gone else hosted.share.end_offset - hosted.share.start_offset
-        self._window_records += records - hosted.window_records
-        hosted.window_records = records
+        runs = 0 if hosted.is_gone else hosted.share.runs_max
+        self._window_runs += runs - hosted.window_runs
+        hosted.window_runs = runs
 
     def _on_deadline(self, hosted: HostedShare, now_ms: int) -> None:
         if hosted.is_gone:

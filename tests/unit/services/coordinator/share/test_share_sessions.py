@@ -401,7 +401,7 @@ def test_nothing_is_acquired_for_a_client_whose_acceptor_has_died() -> None:
 def test_windows_are_bounded_together_and_what_is_in_them_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     world.join()
-    monkeypatch.setattr("services.coordinator.share.share_states.WINDOW_RECORDS_MAX", 6)
+    monkeypatch.setattr("services.coordinator.share.share_states.WINDOW_RUNS_MAX", 6)
     assert acquired(world.fetch(0)) == [(0, 5, 1)]
     waits = world.fetch(1, (0, 0, (RELEASE,)), partition=0, max_wait_ms=500)
     other = world.fetch(2, partition=1, max_wait_ms=500)
@@ -412,3 +412,14 @@ def test_windows_are_bounded_together_and_what_is_in_them_goes_on(monkeypatch: p
     world.wait(1)
     assert acquired(other) == [(0, 5, 1)]
     assert World(world.log).states.find("workers", (TOPIC, 0)) is not None
+
+
+def test_what_a_dead_member_had_in_hand_does_not_take_the_room_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(limit=5)
+    world.join("m"), world.join("n")
+    monkeypatch.setattr("services.coordinator.share.share_states.WINDOW_RUNS_MAX", 6)
+    assert acquired(world.fetch(0)) == [(0, 5, 1)]
+    assert acquired(world.fetch(0, member_id="n", partition=1)) == []
+    world.wait(LOCK_MS)
+    world.log.answer_all()
+    assert acquired(world.fetch(1, member_id="n", partition=1)) == [(0, 5, 1)]
