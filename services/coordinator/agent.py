@@ -85,6 +85,7 @@ class CoordinatorAgent:
         legacy = LegacyOffsetRequests(self._controller)
         self._groups = CoordinatedGroups(box, self._offsets_topic, self._view, legacy, self._now_ms, counters, rights, has_memory)
         self._shares = CoordinatedShares(box, self._share_topic, self._view, self._readers, self._now_ms, self._is_other_group, counters)
+        self._shares.groups.may_grow = lambda growth: self._groups.coordinator.directory.may_grow(growth)
         self._producer_ids = ProducerIdLeases(self._controller, self._clock, counters.counter("coordinator.producer_ids"), context.log)
         self._peers = Peers(f"coordinator of broker {box.broker_id}", self._poller, self._clock, peer_context(box, context.log))
         self._markers = MarkerAppends(self._view, MarkerRequests(self._peers), self._clock, counters, self._on_transaction_ended, self._has_waiting_offsets)

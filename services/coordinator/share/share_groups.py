@@ -40,6 +40,7 @@ MEMBERS_MAX: Final = 20_000
 """Of all share groups of a box: some 100 MB."""
 DESCRIBED_BYTES_MAX: Final = 40 << 20
 """Of one answer, at most; further groups are refused, for a frame of `coordinator.sock` holds 64 MiB."""
+WITHOUT_MEMORY: Final = "The coordinator of this box holds as much as it may (coordinator.heap.bytes); nothing new is added to share groups."
 SHARE_TYPE: Final = "share"
 SHARES_MAX: Final = 100_000
 """Share partitions of one box: some 200 MB of the coordinator."""
@@ -139,6 +140,8 @@ class ShareGroups:
         self._topics = topics
         self._timers = timers
         self._on_member_gone = on_member_gone
+        self.may_grow: Callable[[int], bool] = lambda _bytes: True
+        """As `GroupDirectory.may_grow`: false while the coordinator has no memory left; refusals are counted."""
         self._groups: dict[str, ShareGroup] = {}
         self._member_count = 0
         self._characters = 0
@@ -190,6 +193,8 @@ class ShareGroups:
 
     def _excess(self, group_id: str, member: ShareMember | None, names: tuple[str, ...]) -> str | None:
         """Return what would be too much, if the member subscribed to these topics."""
+        if member is not None and not self.may_grow(1):
+            return WITHOUT_MEMORY
         if self._characters + sum(map(len, names)) > CHARACTERS_MAX:
             return f"The members of all share groups of this box subscribe to topics with {CHARACTERS_MAX} characters already."
         new = (place for of_topic in self._places(names).values() for place in of_topic)
@@ -226,6 +231,8 @@ class ShareGroups:
             return ErrorCode.GROUP_MAX_SIZE_REACHED, f"The share group has reached its maximum capacity of {self._settings.group_share_max_size} members."
         if group is None and not self.has(group_id) and len(self.names()) >= self._settings.max_groups:
             return ErrorCode.POLICY_VIOLATION, f"This box coordinates {self._settings.max_groups} share groups already (max.groups)."
+        if not self.may_grow(1):
+            return ErrorCode.POLICY_VIOLATION, WITHOUT_MEMORY
         return ErrorCode.NONE, None
 
     def _update(

@@ -117,6 +117,18 @@ def code_of(replies: Replies[Any]) -> int:
     return int(topic.partitions[0].error_code)
 
 
+def test_a_coordinator_without_memory_adds_nothing_and_serves_what_it_has() -> None:
+    world = World()
+    epoch = world.join("m").member_epoch
+    world.groups.may_grow = lambda growth: growth <= 0
+    for added in (world.heartbeat("other"), world.heartbeat("m", group="others"), world.heartbeat("m", epoch, ("jobs", "more"))):
+        assert added.only.error_code == ErrorCode.POLICY_VIOLATION and "coordinator.heap.bytes" in added.only.error_message
+    assert world.groups.names() == {"workers"}
+    assert world.heartbeat("m", epoch, None).only.error_code == world.heartbeat("m", 0).only.error_code == ErrorCode.NONE
+    assert world.groups.room("workers")[0] == ErrorCode.POLICY_VIOLATION
+    assert world.heartbeat("m", -1, None).only.error_code == ErrorCode.NONE
+
+
 def test_a_member_gets_its_partitions_when_their_start_is_in_the_log() -> None:
     world = World()
     replies = world.heartbeat()
