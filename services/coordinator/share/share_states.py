@@ -25,7 +25,7 @@ OnWritten = Callable[[ErrorCode], None]
 WRITE_TIMEOUT_MS: Final = 5_000
 WINDOW_RUNS_MAX: Final = 1_000_000
 """Of all share partitions of a box, before nothing more is delivered for the first time: at most 300 MB. What a member that has died had in
-hand counts once its lock has ended as one run, so that abandoned groups do not take the room of others."""
+hand counts once its lock has ended as one run, so that abandoned groups do not use up what others need."""
 
 
 class ShareEvent(Enum):

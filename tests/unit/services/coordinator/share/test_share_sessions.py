@@ -426,7 +426,7 @@ def test_windows_are_bounded_together_and_what_is_in_them_goes_on(monkeypatch: p
     assert World(world.log).states.find("workers", (TOPIC, 0)) is not None
 
 
-def test_what_a_dead_member_had_in_hand_does_not_take_the_room_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_dead_member_had_in_hand_is_not_missing_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(limit=5)
     world.join("m"), world.join("n")
     monkeypatch.setattr("services.coordinator.share.share_states.WINDOW_RUNS_MAX", 6)
