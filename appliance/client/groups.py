@@ -341,7 +341,11 @@ def plan_reset(
 
 
 def require_no_members(group: GroupDescription) -> None:
-    """Raise `RequestRefused` if the group has members: they would continue at their own positions and overwrite new offsets."""
+    """Raise `RequestRefused` if the group has members: they would continue at their own positions and overwrite new offsets;
+    also for a share group, which has no offsets of this kind."""
+    if group.group_type == SHARE_PROTOCOL:
+        words = f"group {group.group_id} is a share group: kafka-share-groups.sh --reset-offsets sets where it goes on, this does not"
+        raise RequestRefused(ErrorCode.INVALID_REQUEST, words)
     if group.members:
         words = f"group {group.group_id!r} has {len(group.members)} members; stop them first, they would commit over it"
         raise RequestRefused(ErrorCode.NON_EMPTY_GROUP, words)

@@ -57,7 +57,7 @@ def query(
     topics = {str(table["topic"]): str(table["directory"]) for table in read_tables(data, config)}
     directories = topics | {f"{topic}/_bad": f"{directory}/_bad" for topic, directory in topics.items()}
     text = sys.stdin.read() if sql == "-" else sql
-    with pipeline_extra():
+    with pipeline_extra(fetches=False):  # Spark would come with it
         from appliance.pipeline.table_query import QueryFailed, QueryRefused, TableQuery
     try:
         with RunningQuery(TableQuery(directories, memory << 20, threads)) as running, until_reader_closes():

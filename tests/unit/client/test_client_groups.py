@@ -10,7 +10,16 @@ import pytest
 from appliance.base.errors import RequestRefused
 from appliance.base.model import Offset, TopicPartition
 from appliance.client import messages
-from appliance.client.groups import CommittedOffset, GroupListing, ResetTo, group_lags, partitions_to_reset, plan_reset
+from appliance.client.groups import (
+    CommittedOffset,
+    GroupDescription,
+    GroupListing,
+    ResetTo,
+    group_lags,
+    partitions_to_reset,
+    plan_reset,
+    require_no_members,
+)
 from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker
 
@@ -87,3 +96,9 @@ def test_a_partition_that_is_not_there_or_has_no_offset_is_named(broker: Broker)
         partitions_to_reset(cluster, [(TOPIC, (0, 7))], {})
     with pytest.raises(RequestRefused, match=f"no offset of {TOPIC}-0 to go on from"):
         plan_reset(cluster, ResetTo("shift", 1), [TopicPartition(TOPIC, 0)], {})
+
+
+def test_offsets_of_a_share_group_are_not_set_by_a_reset() -> None:
+    with pytest.raises(RequestRefused, match="workers is a share group: kafka-share-groups.sh"):
+        require_no_members(GroupDescription("workers", "Empty", "share", "simple", ()))
+    require_no_members(GroupDescription("readers", "Empty", "consumer", "uniform", ()))
