@@ -99,6 +99,6 @@ def test_a_partition_that_is_not_there_or_has_no_offset_is_named(broker: Broker)
 
 
 def test_offsets_of_a_share_group_are_not_set_by_a_reset() -> None:
-    with pytest.raises(RequestRefused, match="workers is a share group: kafka-share-groups.sh"):
+    with pytest.raises(RequestRefused, match=r"workers is a share group: kafka-share-groups\.sh"):
         require_no_members(GroupDescription("workers", "Empty", "share", "simple", ()))
     require_no_members(GroupDescription("readers", "Empty", "consumer", "uniform", ()))
