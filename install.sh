@@ -372,7 +372,7 @@ join() {
 
 # Commands that tests call, each with the Debian packages that bring it; installed where one is missing and this user may install.
 TEST_COMMANDS="git:git curl:curl mvn:maven gcc,g++,make:gcc,g++,make,zlib1g-dev,libssl-dev ip,tc:iproute2 mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs
-losetup,mount,unshare,nsenter,setpriv:mount,util-linux systemctl:systemd"
+losetup,mount,unshare,nsenter,setpriv:mount,util-linux systemctl:systemd fish,groff:fish,groff-base"
 
 # packages_of_system DEEP: all that apt-get brings, one after the other; none of it needs .venv.
 packages_of_system() {
@@ -493,7 +493,7 @@ run_tests() {
             *) usage >&2; exit 2 ;;
         esac
     done
-    say "The tests need: Python 3.$PYTHON_MINOR_MIN with venv, Java 17, git, curl, Maven, a C compiler, systemd, iproute2 and tools for file systems"
+    say "The tests need: Python 3.$PYTHON_MINOR_MIN with venv, Java 17, git, curl, Maven, a C compiler, systemd, iproute2, fish, groff, tools for file systems"
     say "(installed with apt-get as root or by sudo if missing); the packages of pyproject.toml with its extra 'test' (into .venv); JavaScript and Java"
     say "clients (220 MB under .venv/clients); and, unpacked under .venv/peers without root, $PEER_PACKAGES."
     lock

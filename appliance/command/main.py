@@ -7,6 +7,7 @@ the command that needs it.
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -144,6 +145,8 @@ def run_command() -> None:
 
 def main() -> None:
     """Entry point of the console script."""
+    if "_MILLRACE_COMPLETE" in os.environ:
+        os.environ["COLUMNS"] = "1000"  # fish takes each line of a help text for a choice
     run_app(run_command)
 
 

@@ -29,7 +29,7 @@ def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 ASK = {
     "bash": 'source "$1"; COMP_WORDS=(millrace {words}); COMP_CWORD={last}; _millrace_completion millrace; printf "%s\\n" "${{COMPREPLY[@]}}"',
-    "fish": 'source "$argv[1]"; complete -C "millrace {words}"',
+    "fish": 'source "$argv[2]"; complete -C "millrace {words}"',
 }
 
 
@@ -43,6 +43,17 @@ def test_a_shell_completes_commands_and_options(share: Path, shell: str, words: 
     environment = {**os.environ, "PATH": f"{share / 'bin'}:{os.environ['PATH']}"}
     done = subprocess.run([shell, "-c", code, shell, str(share / SHARE[shell])], env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert {line.split("\t")[0] for line in done.stdout.splitlines()} == completed and done.stderr == ""
+
+
+@pytest.mark.slow
+def test_fish_offers_commands_only_and_no_lines_of_their_help(share: Path) -> None:
+    if shutil.which("fish") is None:
+        pytest.skip("fish is not installed")
+    environment = {**os.environ, "PATH": f"{share / 'bin'}:{os.environ['PATH']}"}
+    code = ASK["fish"].format(words="topic ")
+    done = subprocess.run(["fish", "-c", code, "fish", str(share / SHARE["fish"])], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    offered = {line.split("\t")[0] for line in done.stdout.splitlines()}
+    assert {"create", "list", "describe", "tail"} <= offered and all(name.isalpha() for name in offered), offered
 
 
 def test_each_shell_has_a_script_and_others_have_none() -> None:
