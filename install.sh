@@ -273,7 +273,7 @@ afterwards() {
     local compiles=
     ! must_compile || compiles=1
     if [ -z "$compiles" ] && { [ -z "$1" ] || has_classes; }; then return; fi
-    [ -z "$compiles" ] || say "compiling the produce path in the background, for processes that start later ($COMPILING; .venv/afterwards.log)"
+    [ -z "$compiles" ] || say "compiling the produce path in the background, for processes that start later ($COMPILING; .venv/afterwards.log); this goes on after Ctrl-C, until it is done"
     (
         ! has flock || flock -n 9 || exit 0 # another one is at it
         renice -n 19 -p "$BASHPID" >/dev/null || true
