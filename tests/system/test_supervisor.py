@@ -38,6 +38,11 @@ def test_a_box_says_exactly_one_ready_line_and_three_commands(shared: RunningBox
     assert str(shared.syslog.port) in shared.output[1] and str(shared.kafka) in shared.output[2] and "status" in shared.output[3]
 
 
+@pytest.mark.alone  # a second run of tests takes the processors that a start needs
+def test_a_box_is_ready_within_fifteen_seconds(shared: RunningBox) -> None:
+    assert shared.ready_seconds < 15
+
+
 def test_every_process_runs_and_serves(shared: RunningBox) -> None:
     status = shared.status()
     assert set(status) == PROCESSES
