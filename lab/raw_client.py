@@ -32,8 +32,9 @@ class Produced(NamedTuple):
 class RawClient:
     """All versions used here have the old request and response headers."""
 
-    def __init__(self, address: tuple[str, int], source: str = "") -> None:
+    def __init__(self, address: tuple[str, int], source: str = "", client_id: str = "raw") -> None:
         """`source`: the address to connect from; all of 127.0.0.0/8 is there."""
+        self._client_id = client_id.encode()
         self.sock = socket.create_connection(address, timeout=30, source_address=(source, 0) if source else None)
         self._next_correlation_id = 1_000_000
 
@@ -43,7 +44,7 @@ class RawClient:
     def send(self, api_key: int, version: int, body: bytes, correlation_id: int | None = None) -> int:
         if correlation_id is None:
             correlation_id = self._next_correlation_id = self._next_correlation_id + 1
-        frame = struct.pack(">hhih3s", api_key, version, correlation_id, 3, b"raw") + body
+        frame = struct.pack(">hhih", api_key, version, correlation_id, len(self._client_id)) + self._client_id + body
         self.sock.sendall(struct.pack(">i", len(frame)) + frame)
         return correlation_id
 

@@ -529,16 +529,27 @@ def quota_nodes(zookeeper: RealZooKeeper, *paths: str) -> list[Any]:
         client.close()
 
 
-def throttle_times(address: tuple[str, int]) -> list[int]:
-    """Of produces and fetches of 40 kB, each by a new connection, and of creations of topics, each above the quota from some point on."""
+def produce_40_kb(address: tuple[str, int], client_id: str) -> datetime.timedelta:
+    """Produce by a new connection; return the throttle time."""
     builder = BatchBuilder()
     builder.append(1_700_000_000_000, b"key", bytes(40_000))
-    batch, times = bytes(builder.build()), []
-    for _ in range(4):
-        client = RawClient(address, ADMIN)
-        client.send_produce("other", 0, batch, 1)
-        times.append(kio_adapter.decode_response(0, 7, client.receive()[1]).throttle_time)
-        client.close()
+    client = RawClient(address, ADMIN, client_id)
+    client.send_produce("other", 0, bytes(builder.build()), 1)
+    throttled: datetime.timedelta = kio_adapter.decode_response(0, 7, client.receive()[1]).throttle_time
+    client.close()
+    return throttled
+
+
+def wait_for_quotas(admin: RawClient, address: tuple[str, int]) -> None:
+    """Kafka answers an alteration before its broker has read it from ZooKeeper; it reads alterations in their order, so one more shows that."""
+    alter_quotas(admin, {"client_id": "last"}, producer_byte_rate=1.0)
+    assert eventually(lambda: produce_40_kb(address, "last"), "the quotas are in effect")
+    alter_quotas(admin, {"client_id": "last"}, producer_byte_rate=None)
+
+
+def throttle_times(address: tuple[str, int]) -> list[int]:
+    """Of produces and fetches of 40 kB, each by a new connection, and of creations of topics, each above the quota from some point on."""
+    times = [produce_40_kb(address, "raw") for _ in range(4)]
     for number in range(3):
         client = RawClient(address, ADMIN)
         client.send_fetch("other", 0, client.list_offset("other", 0, -1) - 1)
@@ -604,6 +615,7 @@ def test_client_quotas_are_altered_described_and_enforced_as_by_kafka(brokers: B
         found.append(ask(denied, *DESCRIBE_QUOTAS, quota_apis.DescribeClientQuotasRequest()).error_code)
         denied.close()
         alter_quotas(admin, {"client_id": "raw"}, producer_byte_rate=10_000.0, consumer_byte_rate=5_000.0, controller_mutation_rate=0.01)
+        wait_for_quotas(admin, address)
         admin.close()
         times.append(throttle_times(address))
         admin = RawClient(address, ADMIN)
