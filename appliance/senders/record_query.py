@@ -16,7 +16,8 @@ in all texts and whole numbers of the record, `FIELD:text` in one field. What en
 space is an expression, `/var/log` is a word. A word or phrase must begin
 and end at the edge of a word (letters, digits, `_`); `*` stands for any characters: `time*`. `=`
 compares the whole field, `<` and the like numbers, or texts if the value is no number. Names of
-severities and facilities count as their numbers (`severity<=err`). Case matters only in regular
+severities and facilities count as their numbers, in the query (`severity<=err`) and in a record
+(`"severity":"ERROR"`). Case matters only in regular
 expressions (RE2's). A field that is absent or null fulfils no condition: `-host=a` matches a record
 without a host, `host!=a` does not. In phrases `\\"` and `\\\\` are escapes, in expressions `\\/` is.
 Weak: a word that begins with `-`, or is `and`, `or`, `not`, needs quotation marks.
@@ -39,7 +40,13 @@ REGEX_BYTES_MAX = 1 << 20
 """Memory of a compiled expression."""
 ANY_FIELD = ""
 
-_NUMBERS_OF_NAMES = {"severity": SEVERITIES, "facility": FACILITIES}
+NUMBERS_OF_NAMES = {"severity": SEVERITIES, "facility": FACILITIES}
+"""By field: names, in lower case, that count as numbers."""
+
+
+def names_of(field: str, number: int | None) -> list[str]:
+    """Return the names that a text in this field may have instead of the number."""
+    return [name for name, meant in NUMBERS_OF_NAMES.get(field, {}).items() if meant == number]
 
 
 class QueryProblem(MillraceError):
@@ -237,7 +244,7 @@ class _Parser:
             return self._regex(field, f"/{value}/", value_column, operator == "!~")
         if operator == ":":
             return _text(field, value, is_word, value_column)
-        value = str(_NUMBERS_OF_NAMES.get(field, {}).get(value.lower(), value))
+        value = str(NUMBERS_OF_NAMES.get(field, {}).get(value.lower(), value))
         if operator in ("=", "!="):
             number = int(value) if _WHOLE_NUMBER.match(value) else None
             equals = Equals(field, _pieces(value) if is_word else (fold(value),), number)
@@ -245,8 +252,8 @@ class _Parser:
         try:
             return Compare(field, operator, float(value))
         except ValueError:
-            if field in _NUMBERS_OF_NAMES:
-                known = ", ".join(sorted(_NUMBERS_OF_NAMES[field], key=_NUMBERS_OF_NAMES[field].__getitem__))
+            if field in NUMBERS_OF_NAMES:
+                known = ", ".join(sorted(NUMBERS_OF_NAMES[field], key=NUMBERS_OF_NAMES[field].__getitem__))
                 raise QueryProblem(f"{value} is no {field}; there are {known}", value_column) from None
             return Compare(field, operator, value)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from appliance.senders.record_query import ANY_FIELD, And, Compare, Contains, Equals, Node, Not, Or, Regex, compile_regex, fold
+from appliance.senders.record_query import ANY_FIELD, NUMBERS_OF_NAMES, And, Compare, Contains, Equals, Node, Not, Or, Regex, compile_regex, fold
 
 BETWEEN_TEXTS = "\x00"
 """Separates the texts of a record; no query contains it."""
@@ -187,11 +187,11 @@ def _equals(node: Equals) -> Predicate:
     field, number = node.field, node.number
     if node.pieces == ("", ""):
         return lambda document: document.field(field) is not None
-    match = whole_match(node.pieces)
+    match, names = whole_match(node.pieces), NUMBERS_OF_NAMES.get(field, {})
 
     def equals(content: Any) -> bool:
         if isinstance(content, str):
-            return match(fold(content))
+            return match(folded := fold(content)) or (number is not None and names.get(folded) == number)
         if isinstance(content, list):
             return any(equals(part) for part in content)
         if content is None or isinstance(content, dict):
@@ -205,6 +205,7 @@ def _equals(node: Equals) -> Predicate:
 
 def _compare(node: Compare) -> Predicate:
     field, value, is_so = node.field, node.value, OPERATORS[node.operator]
+    names = NUMBERS_OF_NAMES.get(field, {})
 
     def compares(content: Any) -> bool:
         if isinstance(content, list):
@@ -215,7 +216,8 @@ def _compare(node: Compare) -> Predicate:
             return isinstance(content, str) and is_so(content, value)
         if isinstance(content, str):
             try:
-                content = float(content)
+                named = names.get(fold(content))
+                content = float(content) if named is None else named
             except ValueError:
                 return False
         return isinstance(content, int | float) and is_so(content, value)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.senders.record_query import And, Compare, Contains, Equals, Node, Not, Or, Regex
+from appliance.senders.record_query import And, Compare, Contains, Equals, Node, Not, Or, Regex, names_of
 from services.search.matching import OPERATORS
 
 FOLD_BIT = 0x20
@@ -90,7 +90,9 @@ def literals_of(node: Node) -> Literals | None:
         case Equals("severity", _, int(number)):
             return (SeverityIn(frozenset({number})),)
         case Equals(_, pieces) if not is_number("".join(pieces)) or node.number is not None:
-            return _of_texts(pieces)
+            named = [_of_texts((name,)) for name in names_of(node.field, node.number)]
+            whole = _of_texts(pieces)
+            return whole and sum((literals for literals in named if literals), whole)
         case Compare("severity", operator, float(value)):
             return (SeverityIn(frozenset(number for number in range(10) if OPERATORS[operator](number, value))),)
     return None

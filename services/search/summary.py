@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from appliance.records.crc32c import crc32c
-from appliance.senders.record_query import ANY_FIELD, And, Compare, Contains, Equals, Node, Not, Or, Regex
+from appliance.senders.record_query import ANY_FIELD, And, Compare, Contains, Equals, Node, Not, Or, Regex, names_of
 from appliance.storage import file_io
 from services.search.matching import Document, compile_node
 from services.search.prefilter import is_number, regex_texts
@@ -254,7 +254,7 @@ def possible_of(node: Node) -> Possible:
             return _condition(node, field, [words_of(("", text, "")) for text in regex_texts(pattern) or ("",)])
         case Equals(field, pieces, number):
             decides = not is_number("".join(pieces)) or number is not None
-            return _condition(node, field, [words_of(pieces) if decides else []])
+            return _condition(node, field, [words_of((text,)) for text in names_of(field, number)] + [words_of(pieces) if decides else []])
         case Compare(field):
             return _condition(node, field, [[]])
 

@@ -281,6 +281,11 @@ def has_word(text: str, word: str, is_prefix: bool = False) -> bool:
     return False
 
 
+def as_number(field: str, content: Any) -> Any:
+    """The names that the words of these tests have."""
+    return 3 if field == "severity" and isinstance(content, str) and content.lower() in ("err", "error") else content
+
+
 def reference(tree: Any, document: dict[str, Any]) -> bool:
     match tree:
         case ("word", word):
@@ -291,15 +296,16 @@ def reference(tree: Any, document: dict[str, Any]) -> bool:
             return any(re.search(pattern, text) for text in leaves_of(document))
         case ("equals", field, value):
             found = document.get(field)
-            value = "3" if field == "severity" and value == "err" else value
-            return any(isinstance(each, str | int) and str(each).lower() == value.lower() for each in (found if isinstance(found, list) else [found]))
+            value = str(as_number(field, value))
+            contents = [as_number(field, each) for each in (found if isinstance(found, list) else [found])]
+            return any(isinstance(each, str | int) and str(each).lower() == value.lower() for each in contents)
         case ("compare", field, sign, number):
             found = document.get(field)
             numbers = []
             for each in found if isinstance(found, list) else [found]:
                 if isinstance(each, str | int):
                     try:
-                        numbers.append(float(each))
+                        numbers.append(float(as_number(field, each)))
                     except ValueError:
                         continue
             return any(OPERATORS[sign](each, number) for each in numbers)

@@ -275,6 +275,7 @@ def test_the_hash_of_many_words_is_that_of_one(tmp_path: Path) -> None:
         (b'{"message":"a\\/timeout"}', '"a/timeout"'),
         (b'{"s\\u0065verity":3}', "severity<=err"),
         (b'{"t\\u006fok":13}', "took>12"),
+        (b'{"severity":"ERROR","facility":"Auth"}', "severity<=err severity=err severity=3 severity!=4 facility=auth facility=4 facility<5"),
         (b'{"took":1e3}', "took=1000.0"),
         (b'{"took":-3}', "took=-3"),
         (b'{"host" : "web1"}', "host=web*"),
