@@ -18,6 +18,22 @@ from lab.running_box import Address, eventually
 
 HOSTILE = '<img src=x onerror="window.harmed=1"><script>window.harmed=1</script>'
 
+READY = {
+    "/": "#topics tbody tr",
+    "/logs": "#topic-names option",
+    "/topics": "#topics tbody tr",
+    "/topics?topic=syslog": "#settings tbody tr",
+    "/messages": "#topic-names option",
+    "/groups": "#groups tbody tr",
+    "/transactions": "#topic-names option",
+    "/disks": "#boxes tbody tr",
+    "/alarms": "#runbook details",
+    "/settings": "#settings tbody tr",
+    "/audit": "#events tbody tr",
+    "/senders": "#listeners tbody tr",
+}
+"""By address: what is there when the page has its first answer."""
+
 
 class ConsolePage:
     """A page of the console in the browser; it complains of nothing, and does not scroll sideways on a phone."""

@@ -23,7 +23,7 @@ from selenium import webdriver
 from appliance.base.clock import SystemClock
 from lab.browser import browser, complaints, leave, missing_browser, show_as
 from lab.client_packages import JS, missing_js
-from lab.console_page import HOSTILE, ConsolePage, PrefixProxy, prefix_proxy
+from lab.console_page import HOSTILE, READY, ConsolePage, PrefixProxy, prefix_proxy
 from lab.raw_coordination import RawCoordination
 from lab.raw_transactions import transactional_batch
 from lab.running_box import RunningBox, eventually
@@ -154,22 +154,6 @@ def test_an_alarm_is_shown_with_its_runbook_sent_and_remembered_over_a_restart(
     complaints(page.driver)  # of requests while the console did not run
     assert page.is_quiet()
 
-
-READY = {
-    "/": "#topics tbody tr",
-    "/logs": "#topic-names option",
-    "/topics": "#topics tbody tr",
-    "/topics?topic=syslog": "#settings tbody tr",
-    "/messages": "#topic-names option",
-    "/groups": "#groups tbody tr",
-    "/transactions": "#topic-names option",
-    "/disks": "#boxes tbody tr",
-    "/alarms": "#runbook details",
-    "/settings": "#settings tbody tr",
-    "/audit": "#events tbody tr",
-    "/senders": "#listeners tbody tr",
-}
-"""By address: what is there when the page has its first answer."""
 
 AXE = "const done = arguments[0]; axe.run(document, { resultTypes: ['violations'] }).then(({ violations }) => done(violations.map((each) => "
 AXE += "[each.id, ...each.nodes.map((node) => node.html)])), (error) => done([String(error)]))"
