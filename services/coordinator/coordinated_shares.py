@@ -211,7 +211,7 @@ class CoordinatedShares:
         self, request: Any, others: GroupCoordinator, version: int, client: ClientIdentity, reply: Callable[[group_apis.DeleteGroupsResponse], None]
     ) -> None:
         """Delete the share groups of a request, then the others."""
-        shared = [name for name in dict.fromkeys(request.group_ids) if self.groups.has(name)]
+        shared = {name: None for name in request.group_ids if self.groups.has(name)}  # as a set that keeps their order
         results: list[group_apis.DeletedGroup] = []
 
         def on_deleted(name: str, code: ErrorCode) -> None:

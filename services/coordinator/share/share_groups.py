@@ -10,7 +10,7 @@ share partitions where they are fewer. Owned by the coordinator. Weak spots: a m
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -29,11 +29,13 @@ Place = tuple[TopicId, int]
 SIMPLE: Final = "simple"
 JOIN: Final = 0
 LEAVE: Final = -1
-SUBSCRIPTION_CHARACTERS_MAX: Final = 1 << 18
+SUBSCRIPTION_CHARACTERS_MAX: Final = 1 << 19
 CHARACTERS_MAX: Final = 16 << 20
+NAME_COST: Final = 50
+"""Characters that a name of a topic counts as beside its own, in both: an assignment looks at each name, even of topics that do not exist."""
 NEW_A_HEARTBEAT: Final = 250
 LARGE: Final = 10_000
-"""Members times partitions from which a group is assigned once in `ASSIGNMENT_INTERVAL_MS` only."""
+"""Members times partitions, or names of topics, from which a group is assigned once in `ASSIGNMENT_INTERVAL_MS` only."""
 ASSIGNMENT_INTERVAL_MS: Final = 1_000
 NAME_CHARACTERS_MAX: Final = 1_024
 MEMBERS_MAX: Final = 20_000
@@ -120,8 +122,12 @@ class ShareGroup:
 def simple_targets(subscriptions: Mapping[str, Iterable[str]], places: Mapping[str, tuple[Place, ...]]) -> dict[str, frozenset[Place]]:
     """Return the partitions of each member: in turn, for each topic, until every partition and every subscriber has one."""
     targets: dict[str, set[Place]] = {member_id: set() for member_id in subscriptions}
-    for topic in sorted(places):
-        subscribers = sorted(member_id for member_id, topics in subscriptions.items() if topic in topics)
+    subscribers_of: dict[str, list[str]] = {topic: [] for topic in sorted(places)}
+    for member_id in sorted(subscriptions):
+        for topic in subscriptions[member_id]:
+            if topic in subscribers_of:
+                subscribers_of[topic].append(member_id)
+    for topic, subscribers in subscribers_of.items():
         of_topic = places[topic]
         if subscribers and of_topic:
             for index in range(max(len(subscribers), len(of_topic))):
@@ -195,7 +201,7 @@ class ShareGroups:
         """Return what would be too much, if the member subscribed to these topics."""
         if member is not None and not self.may_grow(1):
             return WITHOUT_MEMORY
-        if self._characters + sum(map(len, names)) > CHARACTERS_MAX:
+        if self._characters + subscription_cost(names) > CHARACTERS_MAX:
             return f"The members of all share groups of this box subscribe to topics with {CHARACTERS_MAX} characters already."
         new = (place for of_topic in self._places(names).values() for place in of_topic)
         if self._states.count + sum(self._states.find(group_id, place) is None for place in new) > SHARES_MAX:
@@ -216,8 +222,8 @@ class ShareGroups:
             invalid = f"GroupId, MemberId and RackId may have {NAME_CHARACTERS_MAX} characters."
         elif request.member_epoch == JOIN and not request.subscribed_topic_names:
             invalid = "SubscribedTopicNames must be set in first request."
-        elif sum(map(len, request.subscribed_topic_names or ())) > SUBSCRIPTION_CHARACTERS_MAX:
-            invalid = f"SubscribedTopicNames have more than {SUBSCRIPTION_CHARACTERS_MAX} characters together."
+        elif subscription_cost(request.subscribed_topic_names or ()) > SUBSCRIPTION_CHARACTERS_MAX:
+            invalid = f"SubscribedTopicNames have more than {SUBSCRIPTION_CHARACTERS_MAX} characters together, with {NAME_COST} for each."
         if invalid:
             return ErrorCode.INVALID_REQUEST, invalid
         return self._topics.refusal(request.group_id)
@@ -251,7 +257,7 @@ class ShareGroups:
         if request.member_epoch == JOIN:
             member.sent = None
         if is_new or topics != member.topics:
-            self._characters += sum(map(len, topics)) - sum(map(len, member.topics))
+            self._characters += subscription_cost(topics) - subscription_cost(member.topics)
             group.is_stale = True
             group.group_epoch += 1
         member.client, member.topics = client._replace(client_id=client.client_id[:NAME_CHARACTERS_MAX]), topics
@@ -267,7 +273,7 @@ class ShareGroups:
             return
         self._timers.cancel(member.timer)
         self._member_count -= 1
-        self._characters -= sum(map(len, member.topics))
+        self._characters -= subscription_cost(member.topics)
         group.group_epoch += 1
         group.is_stale = True  # the next heartbeat of another member assigns what it had
         if not group.members:
@@ -290,7 +296,7 @@ class ShareGroups:
         """
         must_assign = group.is_stale or group.generation != self._topics.generation
         if must_assign:
-            is_large = len(group.members) * sum(map(len, group.places.values())) > LARGE
+            is_large = len(group.members) * sum(map(len, group.places.values())) > LARGE or sum(len(member.topics) for member in group.members.values()) > LARGE
             if is_large and now_ms < group.assigned_ms + ASSIGNMENT_INTERVAL_MS:
                 then()
                 return
@@ -386,6 +392,10 @@ class ShareGroups:
             return []
         found = (ListedGroup(name, SHARE_TYPE, self.state_of(name), "share") for name in sorted(self.names()))
         return [group for group in found if not states or group.group_state.lower() in states]
+
+
+def subscription_cost(names: Collection[str]) -> int:
+    return sum(map(len, names)) + NAME_COST * len(names)
 
 
 def _described_bytes(member: ShareMember) -> int:

@@ -100,7 +100,7 @@ class _Fetch:
     def __init__(self, session: ShareSession, request: apis.ShareFetchRequest, deadline_ms: int, reply: Callable[[Any], None], asker: ShareAsker) -> None:
         self.asker = asker
         self.session = session
-        self.request = request
+        self.is_strict = request.acquire_mode == RECORD_LIMIT  # the request itself may be long, and does not wait with the fetch
         self.deadline_ms = deadline_ms
         self.reply = reply
         self.results: dict[Place, apis.SharePartitionResponse] = {}
@@ -392,7 +392,7 @@ class ShareSessions:
             (offset, read.next_offset),
             [(batch.base_offset, batch.last_offset) for batch in records],
             fetch.records_left,
-            fetch.request.acquire_mode == RECORD_LIMIT,
+            fetch.is_strict,
             self._now_ms(),
         )
         self._states.watch_locks(hosted)

@@ -14,7 +14,16 @@ from appliance.protocol.topic_partitions import TopicIdPartitions
 from appliance.runtime.timers import Timers
 from services.coordinator.groups.member import ClientIdentity
 from services.coordinator.groups.ports import KnownTopic
-from services.coordinator.share.share_groups import NAME_CHARACTERS_MAX, NEW_A_HEARTBEAT, LogBounds, ShareGroups, ShareSettings, simple_targets
+from services.coordinator.share.share_groups import (
+    NAME_CHARACTERS_MAX,
+    NAME_COST,
+    NEW_A_HEARTBEAT,
+    SUBSCRIPTION_CHARACTERS_MAX,
+    LogBounds,
+    ShareGroups,
+    ShareSettings,
+    simple_targets,
+)
 from services.coordinator.share.share_offsets import ShareOffsets
 from services.coordinator.share.share_partition import ACCEPT, RELEASE, RENEW, ShareLimits
 from services.coordinator.share.share_sessions import LEAVE_MS, OnRead, ReadBatch, ShareAsker, SharedRead, ShareSessions
@@ -155,6 +164,28 @@ def test_every_member_and_every_partition_has_another() -> None:
     three = simple_targets(dict.fromkeys("abc", ("jobs",)), places)
     assert [len(three[member]) for member in "abc"] == [1, 1, 1] and three["a"] != three["b"]
     assert simple_targets({"a": ("jobs",)}, places) == {"a": frozenset(places["jobs"])}
+
+
+class Unsearched(tuple[str, ...]):
+    """The topics of a subscription, in which nothing looks for one: there may be a hundred thousand."""
+
+    def __contains__(self, _topic: object) -> bool:
+        raise AssertionError("a subscription was searched")
+
+
+def test_an_assignment_looks_once_at_each_name_of_a_subscription() -> None:
+    places = {f"jobs{number}": ((TOPIC, number),) for number in range(3)}
+    targets = simple_targets({"a": Unsearched(("absent", "jobs0", "jobs2")), "b": Unsearched(("jobs1",))}, places)
+    assert targets == {"a": frozenset({(TOPIC, 0), (TOPIC, 2)}), "b": frozenset({(TOPIC, 1)})}
+
+
+def test_many_short_names_are_as_much_as_a_few_long_ones() -> None:
+    """A heartbeat with 100,000 names held the coordinator for seconds."""
+    world = World()
+    world.join()
+    names = tuple(f"{number:04x}" for number in range(SUBSCRIPTION_CHARACTERS_MAX // (4 + NAME_COST) + 1))
+    assert world.heartbeat(topics=names).error == ErrorCode.INVALID_REQUEST
+    assert world.heartbeat(topics=names[1:]).only.error_code == ErrorCode.NONE
 
 
 def test_a_record_is_acknowledged_when_the_log_has_it() -> None:
