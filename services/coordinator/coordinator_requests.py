@@ -159,13 +159,15 @@ class CoordinatorRequests:
 
     def _carry_out(self, client: RequestClient, frame: Frame, asked: KafkaRequest, api: CoordinatedApi, request: Any) -> None:
         self._waiting += 1
+        token, version = frame.token, asked.api_version
+        payload = None if asked.api_key == ApiKey.SHARE_FETCH else frame.payload  # it waits for seconds, and its answer is bounded
 
         def reply(response: Any) -> None:
             self._waiting -= 1
-            answer = api.response.encode(asked.api_version, response)
+            answer = api.response.encode(version, response)
             if len(answer) > MAX_PAYLOAD_BYTES:  # a group with very many members, for example
-                answer = error_answer(frame.payload, ErrorCode.INVALID_REQUEST) or b""
-            self._respond(client, KAFKA_RESPONSE, frame.token, answer)
+                answer = b"" if payload is None else error_answer(payload, ErrorCode.INVALID_REQUEST) or b""
+            self._respond(client, KAFKA_RESPONSE, token, answer)
 
         identity = ClientIdentity(asked.client_id, f"/{asked.client_host}")
         if self._rights is not None and asked.api_key == ApiKey.CONSUMER_GROUP_HEARTBEAT:

@@ -38,8 +38,12 @@ def range_targets(subscribers: list[Subscriber], counts: Counts) -> Targets:
     """Static members first, by instance; then the others by member id. The first ones get one more where it does not come out even."""
     ranked = sorted(subscribers, key=lambda subscriber: (subscriber.instance_id is None, subscriber.instance_id or subscriber.member_id))
     given: dict[str, set[Place]] = {subscriber.member_id: set() for subscriber in subscribers}
+    by_topic: dict[TopicId, list[str]] = {topic_id: [] for topic_id in counts}
+    for subscriber in ranked:
+        for topic_id in subscriber.topics:
+            by_topic[topic_id].append(subscriber.member_id)
     for topic_id, count in counts.items():
-        of_topic = [subscriber.member_id for subscriber in ranked if topic_id in subscriber.topics]
+        of_topic = by_topic[topic_id]
         if not of_topic:
             continue
         share, more = divmod(count, len(of_topic))
@@ -94,8 +98,9 @@ def _as_even_as_can_be(subscribers: list[Subscriber], counts: Counts) -> Targets
             by_topic.setdefault(topic_id, []).append(subscriber.member_id)
     holders: dict[Place, str] = {}
     for subscriber in sorted(subscribers):
+        topics = frozenset(subscriber.topics)
         for topic_id, partition in subscriber.target:
-            if topic_id in subscriber.topics and partition < counts[topic_id]:
+            if topic_id in topics and partition < counts[topic_id]:
                 holders.setdefault((topic_id, partition), subscriber.member_id)
     loads = dict.fromkeys((subscriber.member_id for subscriber in subscribers), 0)
     for member_id in holders.values():

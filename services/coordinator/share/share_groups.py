@@ -30,7 +30,7 @@ SIMPLE: Final = "simple"
 JOIN: Final = 0
 LEAVE: Final = -1
 SUBSCRIPTION_CHARACTERS_MAX: Final = 1 << 19
-CHARACTERS_MAX: Final = 16 << 20
+CHARACTERS_MAX: Final = 32 << 20
 NAME_COST: Final = 50
 """Characters that a name of a topic counts as beside its own, in both: an assignment looks at each name, even of topics that do not exist."""
 NEW_A_HEARTBEAT: Final = 250
@@ -202,7 +202,7 @@ class ShareGroups:
         if member is not None and not self.may_grow(1):
             return WITHOUT_MEMORY
         if self._characters + subscription_cost(names) > CHARACTERS_MAX:
-            return f"The members of all share groups of this box subscribe to topics with {CHARACTERS_MAX} characters already."
+            return f"The members of all share groups of this box subscribe to topics with {CHARACTERS_MAX} characters already, with {NAME_COST} for each."
         new = (place for of_topic in self._places(names).values() for place in of_topic)
         if self._states.count + sum(self._states.find(group_id, place) is None for place in new) > SHARES_MAX:
             return f"This box has {self._states.count} share partitions, and may have {SHARES_MAX}. Delete groups, or subscribe to fewer partitions."
@@ -395,6 +395,7 @@ class ShareGroups:
 
 
 def subscription_cost(names: Collection[str]) -> int:
+    """Return the characters that a subscription counts as."""
     return sum(map(len, names)) + NAME_COST * len(names)
 
 

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import TopicId
 from appliance.protocol.consumer_group_apis import LEAVE_FOR_A_WHILE
+from services.coordinator.groups.consumer_assignors import ASSIGNORS, Subscriber
 from services.coordinator.groups.consumer_heartbeats import SUBSCRIPTION_CHARACTERS_MAX
 from services.coordinator.groups.ports import NameBound
 from tests.support.consumer_world import EVERYTHING, ConsumerWorld, NewReader
@@ -349,3 +351,18 @@ def test_without_memory_no_member_comes_and_none_subscribes_to_more() -> None:
         assert told.only.error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
     assert world.refused == [NameBound.MEMORY] * 2
     assert world.told("a", epoch, topics=["syslog"], owned=()).error_code == world.told("a").error_code == ErrorCode.NONE
+
+
+class Unsearched(tuple[TopicId, ...]):
+    """Topics of a subscription, in which nothing looks for one."""
+
+    def __contains__(self, _topic: object) -> bool:
+        raise AssertionError("a subscription was searched")
+
+
+@pytest.mark.parametrize("name", ASSIGNORS)
+def test_an_assignor_looks_once_at_each_topic_of_a_subscription(name: str) -> None:
+    one, two = TopicId(b"1" * 16), TopicId(b"2" * 16)
+    members = [Subscriber("a", None, Unsearched((one, two)), frozenset({(one, 0)})), Subscriber("b", None, Unsearched((two,)), frozenset())]
+    targets = ASSIGNORS[name](members, {one: 1, two: 1})
+    assert targets["a"] | targets["b"] == {(one, 0), (two, 0)} and (one, 0) in targets["a"]
