@@ -24,7 +24,7 @@ from lab.running_box import COMMAND, READY, STOP_SECONDS, RunningBox, environmen
 from lab.zookeeper_clients import auth_of, zookeeper_client
 from services.controller.zookeeper.session import SavedSession
 
-READY_SECONDS = 60.0
+READY_SECONDS = 120.0
 KAFKA_PORT, SYSLOG_PORT, HTTP_PORT, INGEST_PORT, ZOOKEEPER_PORT = 9092, 5514, 8080, 8081, 2181
 SETTINGS: Mapping[str, object] = {
     "log.disk.deadline.ms": 1500,

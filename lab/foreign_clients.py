@@ -111,7 +111,7 @@ class KafkaPython:
     def fetch(self, topic: str, count: int, offset: int = 0) -> list[Read]:
         self._consumer.seek(self._assign(topic), offset)
         found: list[Read] = []
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + ANSWER_SECONDS
         while len(found) < count and time.monotonic() < deadline:
             for records in self._consumer.poll(timeout_ms=500).values():
                 found += [_read_of(record) for record in records]
@@ -179,7 +179,7 @@ class AioKafka:
         try:
             consumer.seek(partition, offset)
             found: list[Read] = []
-            deadline = time.monotonic() + 15
+            deadline = time.monotonic() + ANSWER_SECONDS
             while len(found) < count and time.monotonic() < deadline:
                 for records in (await consumer.getmany(timeout_ms=500)).values():
                     found += [_read_of(record) for record in records]
@@ -340,7 +340,7 @@ class LibRdKafka:
         consumer = Consumer({**self._options, "group.id": "golden", "enable.auto.commit": False, "fetch.message.max.bytes": LARGEST_REQUEST})
         consumer.assign([TopicPartition(topic, 0, offset)])
         found: list[Read] = []
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + ANSWER_SECONDS
         while len(found) < count and time.monotonic() < deadline:
             for message in consumer.consume(count - len(found), 0.5):
                 if error := message.error():

@@ -115,7 +115,7 @@ def read_to_end(client: Client, topic: str) -> list[Read]:
     end = client.offset(topic, "latest")
     assert end is not None
     found: list[Read] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     last_data_offset = _last_data_offset(client, topic, end)
     while not found or found[-1].offset < last_data_offset:
         assert time.monotonic() < deadline, f"{topic}: {len(found)} records up to {last_data_offset}"

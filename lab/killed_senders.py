@@ -77,7 +77,7 @@ KINDS: Sequence[Kind] = (
 VICTIMS = ("ingest@0", "acceptor@0", "log-writer@d0", "controller")
 PARTITIONS = 2
 RESTART_SECONDS = 20.0
-SETTLE_SECONDS = 30.0
+SETTLE_SECONDS = 90.0
 
 
 class Finding(NamedTuple):

@@ -27,6 +27,8 @@ from lab.running_box import eventually
 PYSPARK_JARS = ("scala-library-", "zookeeper-3", "zookeeper-jute-", *(f"netty-{part}-4" for part in ("handler", "buffer", "common", "transport", "resolver")))
 PYSPARK_JARS += ("netty-codec-base-",)
 START_SECONDS = 60.0
+STOP_SECONDS = 120.0
+TOOL_SECONDS = 180.0
 JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 
 SETTINGS = {
@@ -123,7 +125,7 @@ class RealKafka:
             return
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(30)
+            process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -134,7 +136,7 @@ class RealKafka:
 def dump_log_segments(files: Iterable[Path], *options: str) -> str:
     """What Kafka's DumpLogSegments says of files, standard error included; one JVM for all of them."""
     command = [java(), *JVM, "-cp", class_path(), "kafka.tools.DumpLogSegments", "--files", ",".join(map(str, files)), *options]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TOOL_SECONDS, check=False)
     assert ended.returncode == 0, ended.stdout[-4000:]
     return ended.stdout
 
@@ -151,6 +153,6 @@ def kafka_configs(bootstrap: str, *options: str) -> str:
 
 def _tool(main_class: str, bootstrap: str, *options: str) -> str:
     command = [java(), *JVM, "-cp", class_path(), main_class, "--bootstrap-server", bootstrap, *options]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TOOL_SECONDS, check=False)
     assert ended.returncode == 0, ended.stdout[-4000:]
     return ended.stdout

@@ -17,7 +17,7 @@ from appliance.base.settings import Box
 from appliance.cluster.zookeeper_probe import zookeeper_serves
 
 ROOT = Path(__file__).parent.parent
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 
 
 _PORTS = range(15_000, 32_000)

@@ -16,7 +16,7 @@ from appliance.base.settings import load_box
 from appliance.senders.ingest_figures import ListenerFigures, gather
 from lab.running_box import RunningBox, eventually
 
-SETTLE_SECONDS = 20.0
+SETTLE_SECONDS = 60.0
 NEVER_SILENT_MS = 1 << 40
 
 

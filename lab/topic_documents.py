@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 from lab.running_box import RunningBox
 
 
-def read_documents(box: RunningBox, topic: str, seconds: float = 20.0) -> list[dict[str, Any]]:
+def read_documents(box: RunningBox, topic: str, seconds: float = 60.0) -> list[dict[str, Any]]:
     """Everything up to the ends that the topic has now; each partition's in its order."""
     consumer = Consumer({"bootstrap.servers": box.bootstrap, "group.id": "test", "enable.auto.commit": False, "fetch.wait.max.ms": 50})
     try:

@@ -33,7 +33,7 @@ def _read(box: RunningBox, topic: str, count: int, partition: int = 0, offset: i
     consumer = Consumer({"bootstrap.servers": box.bootstrap, "group.id": "test", "enable.auto.commit": False, "fetch.message.max.bytes": 4 << 20})
     consumer.assign([TopicPartition(topic, partition, offset)])
     messages: list[Message] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while len(messages) < count and time.monotonic() < deadline:
         messages += [message for message in consumer.consume(count - len(messages), 0.5) if _sound(message)]
     consumer.close()

@@ -96,7 +96,7 @@ def test_what_elasticsearch_py_sends_is_stored_and_its_ids_are_known_again(box: 
         }
         for number in range(2_000)
     ]
-    with Elasticsearch(f"http://{box.ingest}") as client:
+    with Elasticsearch(f"http://{box.ingest}", request_timeout=60) as client:
         assert client.info()["tagline"] == "You Know, for Search" and client.ping() and client.cluster.health()["status"] == "green"
         with pytest.warns(ElasticsearchWarning, match="not used here"):
             assert client.indices.put_index_template(name="web", index_patterns=["web*"])["acknowledged"]

@@ -73,7 +73,7 @@ def read(box: RunningBox, topic: str) -> list[dict[str, Any]]:
         wanted = sum(consumer.get_watermark_offsets(start, 10)[1] for start in starts)
         consumer.assign(starts)
         found: list[dict[str, Any]] = []
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(found) < wanted:
             assert time.monotonic() < deadline, f"{len(found)} of {wanted} records of {topic} came"
             for message in consumer.consume(1000, 0.1):

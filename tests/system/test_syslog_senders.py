@@ -55,7 +55,7 @@ class Stored:
     def read(self) -> list[dict[str, Any]]:
         """Everything so far."""
         ends = sum(self._consumer.get_watermark_offsets(partition, 10)[1] - partition.offset for partition in self._partitions)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(self.values) < ends and time.monotonic() < deadline:
             for message in self._consumer.consume(1000, 0.2):
                 value = message.value()

@@ -29,7 +29,7 @@ def bootstrap() -> Iterator[str]:
 
 
 def millrace(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*COMMAND, *arguments], env=environment(), input=stdin, capture_output=True, timeout=30, check=False)
+    return subprocess.run([*COMMAND, *arguments], env=environment(), input=stdin, capture_output=True, timeout=60, check=False)
 
 
 def begin(*arguments: str) -> subprocess.Popen[bytes]:
@@ -79,7 +79,7 @@ def test_interrupting_a_tail_is_its_ordinary_end(bootstrap: str) -> None:
     assert tail.stdout is not None
     assert tail.stdout.readline() == b"first\n"
     tail.send_signal(signal.SIGINT)
-    printed, said = tail.communicate(timeout=10)
+    printed, said = tail.communicate(timeout=60)
     assert printed == b"" and said.startswith(b"ended by Ctrl-C: 1 record; next offsets ")
     assert tail.returncode == 0
 
@@ -91,7 +91,7 @@ def test_a_reader_that_has_had_enough_is_no_error(bootstrap: str) -> None:
     tail.stdout.close()
     assert tail.stderr.read() == b""
     tail.stderr.close()
-    assert tail.wait(10) == 0
+    assert tail.wait(60) == 0
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def beat(number: int) -> dict[str, Any]:
 
 def test_pylogbeat_and_every_window_is_acknowledged() -> None:
     with SessionServer(LISTENER, LumberjackSession) as server:
-        with PyLogBeatClient("127.0.0.1", server.port, timeout=5) as client:
+        with PyLogBeatClient("127.0.0.1", server.port, timeout=30) as client:
             client.send([beat(number) for number in range(50)])
             client.send([beat(number) for number in range(50, 60)])
             assert client._last_ack == 60
@@ -49,7 +49,7 @@ def test_pylogbeat_and_every_window_is_acknowledged() -> None:
 
 
 def test_a_window_of_more_than_one_piece_is_acknowledged_in_the_end() -> None:
-    with SessionServer(LISTENER, LumberjackSession) as server, PyLogBeatClient("127.0.0.1", server.port, timeout=5) as client:
+    with SessionServer(LISTENER, LumberjackSession) as server, PyLogBeatClient("127.0.0.1", server.port, timeout=30) as client:
         client.send([beat(number) for number in range(3000)])
     assert len(server.intake.records) == 3000 and not server.intake.refused
 
@@ -72,7 +72,7 @@ def test_python_logstash_async_by_its_beats_transport() -> None:
 
 def test_python_logstash_async_sends_a_flush_in_windows_of_25() -> None:
     with SessionServer(LISTENER, LumberjackSession) as server:
-        transport = BeatsTransport("127.0.0.1", server.port, False, False, None, None, None, None, timeout=5)
+        transport = BeatsTransport("127.0.0.1", server.port, False, False, None, None, None, None, timeout=30)
         transport.send([orjson.dumps(beat(number)) for number in range(60)])
     assert [unit.record_count for unit in server.intake.closed] == [25, 25, 10]
     assert len(documents(server)) == 60
