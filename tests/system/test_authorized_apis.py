@@ -439,12 +439,13 @@ def test_a_parked_incremental_fetch_is_answered_when_its_permission_is_revoked(b
     session_id = eventually(session, "the permission is there")
     fetch(consumer, -1, (), (session_id, 1))
     answers: list[Any] = []
-    waiting = threading.Thread(target=lambda: answers.append(fetch(consumer, -1, (), (session_id, 2), wait_seconds=25)))
+    consumer.sock.settimeout(120)
+    waiting = threading.Thread(target=lambda: answers.append(fetch(consumer, -1, (), (session_id, 2), wait_seconds=90)))
     waiting.start()
     eventually(lambda: brokers.box.counters("acceptor@0").values.get("fetch.parked", 0) > 0, "the fetch is parked")
     revoked = acl_apis.DeleteAclsRequest((acl_apis.DeleteAclsFilter(2, "other", 3, None, address, 1, 1),))
     ask(admin, acl_apis.DELETE_ACLS_REQUEST, acl_apis.DELETE_ACLS_RESPONSE, 1, revoked)
-    waiting.join(10)
+    waiting.join(60)
     assert answers, "the fetch still waits"
     assert answers[0].responses[0].partitions[0].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
     admin.close()

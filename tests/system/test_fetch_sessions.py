@@ -99,7 +99,7 @@ def test_a_parked_incremental_fetch_wakes_when_any_of_its_partitions_moves(share
         started = time.monotonic()
         other.produce("parked", partition, _batch("x"))
         assert client.receive_session_fetch().partitions == [partition]
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 15, "not at its deadline"
         wanted = [Wanted("parked", partition, 1)]
     other.close()
 
