@@ -34,6 +34,8 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 ROUTES = [{"label": {"service.name": "*"}, "topic": "otlp"}, {"app": "sshd", "topic": "journal"}, {"tag": "curl", "topic": "curl"}]
 RECORDS = 2_000
 """No more than the exporter keeps in its queue."""
+PATIENCE = 60
+"""Seconds. An exporter that waits no longer than ten, its default, sends again what a busy machine has stored, and then it is there twice."""
 
 
 class Site(NamedTuple):
@@ -75,9 +77,9 @@ def peer(name: str) -> str:
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_what_opentelemetry_exports_is_stored_once_with_all_it_says(box: RunningBox, protocol: str) -> None:
     exporter = (
-        HttpExporter(f"http://{box.ingest}/v1/logs", compression=Compression.Gzip)
+        HttpExporter(f"http://{box.ingest}/v1/logs", compression=Compression.Gzip, timeout=PATIENCE)
         if protocol == "http"
-        else GrpcExporter(str(box.ingest), insecure=True, compression=_grpc_gzip())
+        else GrpcExporter(str(box.ingest), insecure=True, compression=_grpc_gzip(), timeout=PATIENCE)
     )
     provider = LoggerProvider(Resource.create({"service.name": protocol, "host.name": "web-1"}))
     provider.add_log_record_processor(BatchLogRecordProcessor(exporter, max_export_batch_size=256, schedule_delay_millis=50))
@@ -108,8 +110,8 @@ def test_what_clients_send_over_tls_with_their_certificates_is_stored_once(site:
     ca, certificate, key = (str(path) for path in (site.authority.certificate, site.client.certificate, site.client.private_key))
     credentials = grpc.ssl_channel_credentials(*(Path(path).read_bytes() for path in (ca, key, certificate)))
     exporters = {
-        "grpc": GrpcExporter(f"https://{web}", credentials=credentials),
-        "otlp": HttpExporter(f"https://{web}/v1/logs", certificate_file=ca, client_key_file=key, client_certificate_file=certificate),
+        "grpc": GrpcExporter(f"https://{web}", credentials=credentials, timeout=PATIENCE),
+        "otlp": HttpExporter(f"https://{web}/v1/logs", certificate_file=ca, client_key_file=key, client_certificate_file=certificate, timeout=PATIENCE),
     }
     for name, exporter in exporters.items():
         provider = LoggerProvider(Resource.create({}))
@@ -118,9 +120,9 @@ def test_what_clients_send_over_tls_with_their_certificates_is_stored_once(site:
             provider.get_logger(name).emit(LogRecord(timestamp=time.time_ns(), body=f"{name} {number}"))
         assert provider.force_flush()
         provider.shutdown()
-    with Elasticsearch(f"https://{web}", ca_certs=ca, client_cert=certificate, client_key=key) as client:
+    with Elasticsearch(f"https://{web}", ca_certs=ca, client_cert=certificate, client_key=key, request_timeout=PATIENCE) as client:
         assert bulk(client, ({"_index": "web", "message": f"bulk {number}"} for number in range(RECORDS)), chunk_size=500) == (RECORDS, [])
-    with PyLogBeatClient(beats.host, beats.port, timeout=10, ssl_enable=True, ssl_verify=True, ca_certs=ca, certfile=certificate, keyfile=key) as beat:
+    with PyLogBeatClient(beats.host, beats.port, timeout=PATIENCE, ssl_enable=True, ssl_verify=True, ca_certs=ca, certfile=certificate, keyfile=key) as beat:
         for first in range(0, RECORDS, 500):
             beat.send([{"message": f"beat {number}"} for number in range(first, first + 500)])
     versions = {"--http2": "2", "--http1.1": "1.1"}
