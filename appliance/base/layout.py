@@ -169,6 +169,11 @@ class BoxLayout:
         return f"{self.runtime_directory}/left"
 
     @property
+    def message_file(self) -> str:
+        """What the processes of `millrace run` report (`base/message_file.py`)."""
+        return f"{self.runtime_directory}/messages"
+
+    @property
     def tables_file(self) -> str:
         """What the tabler shows of its tables."""
         return f"{self.runtime_directory}/tables.json"

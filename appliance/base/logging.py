@@ -1,5 +1,5 @@
 """Logs one event per call: to journald with fields, or as plain lines `LEVEL process: text` on
-stderr.
+stderr; under `millrace run` also with fields to the box's message file.
 
 Each process has one `Logger`, created in `service_main`. The standard library's logging is not
 used, because it costs 2 MB in each of a dozen processes and takes locks. Severities and fields are
@@ -33,6 +33,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from appliance.base.clock import SystemClock
 from appliance.base.journal import Journal, JournalAbsent, encode_entry, is_journal
+from appliance.base.layout import RUNTIME_VARIABLE, BoxLayout
+from appliance.base.message_file import MessageFile
 from appliance.base.terminal_text import terminal_text
 
 PREFIX = "MILLRACE_"
@@ -192,6 +194,8 @@ class Logger:
         self.dropped_counter: Tally | None = None
         self.common_fields: dict[str, object] = {}
         """Fields of each event of this process: its disk, if it serves one."""
+        self.message_file: MessageFile | None = None
+        """Also gets each event, if no journald has it."""
         self._clock = SystemClock() if clock is None else clock
         self._repeats: LogRepeats[_Event] = LogRepeats()
         self._unreported_drops = 0
@@ -231,6 +235,11 @@ class Logger:
         for suppressed in self._repeats.take_suppressed(now_ns):
             self._write_suppressed(suppressed)
 
+    def keep_messages(self, layout: BoxLayout) -> None:
+        """Also write to the message file of this box, unless journald has the events."""
+        if self._journal is None:
+            self.message_file = MessageFile(layout.message_file, SystemClock())
+
     def close(self) -> None:
         """Write the suppressed events, because the process ends."""
         for suppressed in self._repeats.take_all():
@@ -256,6 +265,8 @@ class Logger:
         self._write(last._replace(text=first_line, fields=last.fields | {"lines_untold": suppressed.lines - 1}))
 
     def _write(self, event: _Event) -> None:
+        if self.message_file is not None:
+            self.message_file.append(self._entry(event))
         if self._unreported_drops and not self._put(_lost(self._unreported_drops)):
             self._drop()
             return
@@ -309,4 +320,7 @@ def logger_from_environment(process_name: str) -> Logger:
     info, debug; default info), to journald if stderr leads there."""
     name = os.environ.get(LEVEL_VARIABLE, "").upper()
     level = Severity[name] if name in Severity.__members__ else Severity.INFO
-    return Logger(process_name, level, journal=Journal() if is_journal(2) else None)
+    log = Logger(process_name, level, journal=Journal() if is_journal(2) else None)
+    if RUNTIME_VARIABLE in os.environ:
+        log.keep_messages(BoxLayout.from_environment())
+    return log

@@ -37,6 +37,7 @@ def build_app() -> typer.Typer:
         ingest,
         load,
         log_dump,
+        logs,
         manual,
         mirror,
         query,
@@ -63,6 +64,7 @@ def build_app() -> typer.Typer:
     app.command("status")(status.status)
     app.command("top")(top.top)
     app.command("doctor")(doctor.doctor)
+    app.command("logs")(logs.logs)
     app.command("search")(search.search)
     app.command("query")(query.query)
     app.command("send")(send.send)

@@ -67,6 +67,7 @@ class Supervisor:
         self._prepared = prepared
         self._clock = clock
         self.log = logger_from_environment(NAME)
+        self.log.keep_messages(self.layout)
         self._poller = Poller()
         self._counters = Counters.create_or_adopt(self.layout, NAME, clock.monotonic_ns(), clock.wall_ms())
         self.log.dropped_counter = self._counters.counter(DROPPED_COUNTER)
@@ -135,6 +136,8 @@ class Supervisor:
             for child in list(self.children.values()):
                 self._watch(child, now_ms)
             self._watch_own_objects()
+            if self.log.message_file is not None:
+                self.log.message_file.rotate()
         self._cost.turn(self._clock.monotonic_ns())
         self._maybe_say_ready(now_ms)
         self._poller.poll(self._wait_ms(self._clock.monotonic_ms()))

@@ -76,6 +76,19 @@ def write_lines(stream: IO[bytes] | None, numbers: range) -> None:
     stream.flush()
 
 
+def test_logs_follows_what_the_processes_of_the_box_report(millrace: Millrace, begin: Begin) -> None:
+    following = begin("logs", "--follow", "--json", "--event", "audit.topic.*", "--process", "acceptor@*")
+    assert millrace("topic", "create", "reported").returncode == 0
+    while "topic reported: done" not in (event := json.loads(next_line(following.stdout)))["text"]:
+        pass
+    assert (event["event"], event["severity_name"]) == ("audit.topic.created", "info")
+    following.send_signal(signal.SIGINT)
+    assert following.wait(20) == 0
+    line = millrace("logs", "--event", "audit.topic.created").stdout.decode().splitlines()[-1]
+    assert line.split(maxsplit=4)[2:4] == ["info", "audit.topic.created"]
+    assert b"--severity loud" in millrace("logs", "--severity", "loud").stderr
+
+
 def test_a_topic_is_created_altered_and_deleted(millrace: Millrace) -> None:
     created = millrace("topic", "create", "numbers", "--partitions", "3", "--set", "retention.ms=3600000")
     assert (created.returncode, created.stdout) == (0, b"created topic numbers with 3 partitions\n"), created.stderr

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from appliance.command.logs import event_of
+
 JOURNALD = "/lib/systemd/systemd-journald"
 ROOT = Path(__file__).parent.parent.parent
 
@@ -66,6 +68,14 @@ def test_an_event_of_several_lines_is_one_entry_with_its_fields(entries: list[di
         "MILLRACE_PARTITION": "7",
         "MILLRACE_DISK": "d0",
     }
+
+
+@pytest.mark.system
+def test_millrace_logs_reads_it_as_it_was_logged(entries: list[dict[str, Any]]) -> None:
+    event = event_of(entries[0])
+    assert event is not None and event.time_us > 0
+    fields = {"topic": "orders", "partition": "7", "disk": "d0"}
+    assert event[1:] == ("log-writer@d0", 2, "", "orders-7 is damaged\n  and this is why", fields)
 
 
 @pytest.mark.system

@@ -159,6 +159,9 @@ def test_processes_that_face_the_network_serve_and_can_do_nothing_to_logs_secret
     become_user = "setpriv --reuid {0} --regid {0} --clear-groups"
     installed.box.run(f"{become_user.format('millrace')} millrace topic create of-the-other-user")
     created = installed.box.output("journalctl -o cat MILLRACE_AUDIT=audit.topic.created")
+    logged = installed.millrace("logs", "--json", "--event", "audit.topic.*").stdout
+    assert all(f"topic {topic}: done" in logged for topic in ("of-two-users", "of-the-other-user"))
+    assert "log-writer@d0" in installed.millrace("logs", "--process", "log-writer@d0", "--disk", "d0").stdout
     for principal, topic in (("User:local:0", "of-two-users"), ("User:local:millrace", "of-the-other-user")):
         assert f"audit.topic.created: {principal} from 127.0.0.1 (listener local): topic {topic}: done" in created
     assert installed.box.run(f"{become_user.format('nobody').replace('--regid nobody', '--regid nogroup')} millrace topic list", check=False).returncode != 0
