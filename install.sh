@@ -14,8 +14,8 @@ SIZE="about 55 MB to download, 180 MB on disk"
 PIPELINE_SIZE="about 605 MB to download (456 MB of it PySpark), 925 MB on disk"
 
 # chromium for the console's page; of prometheus only promtool is used, which needs no other package; postgresql for `millrace load`.
-PEER_PACKAGES="kcat rsyslog rsyslog-relp rsyslog-openssl rsyslog-kafka rsyslog-elasticsearch syslog-ng-core systemd-journal-remote chromium chromium-driver prometheus postgresql-15"
-PEER_COMMANDS="usr/bin/kcat usr/sbin/rsyslogd usr/bin/loggen usr/sbin/syslog-ng lib/systemd/systemd-journal-upload lib/systemd/systemd-journal-remote usr/lib/chromium/chromium usr/bin/chromedriver usr/bin/promtool usr/lib/postgresql/15/bin/initdb usr/lib/postgresql/15/bin/postgres"
+PEER_PACKAGES="kcat rsyslog rsyslog-relp rsyslog-openssl rsyslog-kafka rsyslog-elasticsearch syslog-ng-core systemd-journal-remote chromium chromium-driver prometheus postgresql-15 apache2-bin libapache2-mod-auth-openidc"
+PEER_COMMANDS="usr/bin/kcat usr/sbin/rsyslogd usr/bin/loggen usr/sbin/syslog-ng lib/systemd/systemd-journal-upload lib/systemd/systemd-journal-remote usr/lib/chromium/chromium usr/bin/chromedriver usr/bin/promtool usr/lib/postgresql/15/bin/initdb usr/lib/postgresql/15/bin/postgres usr/sbin/apache2"
 
 usage() {
     cat <<USAGE

@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
+from ssl import create_default_context
 from typing import Any, NamedTuple
+from urllib.error import HTTPError
 from urllib.parse import urlencode
+from urllib.request import HTTPCookieProcessor, HTTPSHandler, ProxyHandler, Request, build_opener
 
 import pytest
 from confluent_kafka import Producer
@@ -27,6 +30,7 @@ from appliance.command import acl, user
 from appliance.command import topic as topic_command
 from lab.browser import browser, complaints, leave, missing_browser, show_as
 from lab.console_page import PrefixProxy, prefix_proxy
+from lab.openid_proxy import OpenIdProxy, missing_proxy, openid_proxy
 from lab.raw_transactions import transactional_batch
 from lab.running_box import ROOT, RunningBox, eventually, start_box
 from services.console.kafka_routes import CHANGES
@@ -382,3 +386,49 @@ def test_a_person_logs_in_and_out_in_a_browser_without_any_script(place: Place, 
         assert [words for words in complained if "status of 401" not in words] == [], "the browser notes what needed a login"
         leave(driver)
     assert [path for path in asked if not path.startswith(f"{PrefixProxy.prefix}/") and path != "/favicon.ico"] == []
+
+
+class Browser:
+    """What a browser keeps, without scripts: cookies, and the way from the proxy to the provider and back."""
+
+    def __init__(self, proxy: OpenIdProxy) -> None:
+        self.origin = proxy.origin
+        context = HTTPSHandler(context=create_default_context(cafile=str(proxy.authority)))
+        self._opener = build_opener(ProxyHandler({}), context, HTTPCookieProcessor())
+
+    def ask(self, path: str, body: bytes | None = None, **headers: str) -> tuple[int, str, bytes]:
+        """Status, the address where the way ended, and the body."""
+        request = Request(self.origin + path, body, {name.replace("_", "-"): text for name, text in headers.items()})
+        try:
+            with self._opener.open(request, timeout=60) as answer:
+                return answer.status, answer.url, answer.read()
+        except HTTPError as error:
+            with error:
+                return error.code, error.url, error.read()
+
+    def open(self, path: str, **headers: str) -> tuple[int, str]:
+        """As a person does with a link."""
+        return self.ask(path, Accept="text/html", **headers)[:2]
+
+
+@pytest.mark.skipif(missing_proxy() is not None, reason=str(missing_proxy()))
+def test_users_of_a_real_proxy_of_openid_connect_are_those_that_it_has_authenticated(place: Place, tmp_path: Path) -> None:
+    forged = {"X_Millrace": "test", "X_Forwarded_User": "otto", "X_Forwarded_For": "192.0.2.1"}
+    with openid_proxy(tmp_path / "proxy", place.box.http, PROXY) as proxy:
+        anna, mallory = Browser(proxy), Browser(proxy)
+        assert anna.ask("/api/rights", **forged)[0] == 401, "the proxy lets nothing through before the login"
+        proxy.authenticate("anna")
+        assert anna.open("/topics", **forged) == (200, f"{proxy.origin}/topics"), "to the provider, and back"
+        rights = json.loads(anna.ask("/api/rights", **forged)[2])
+        assert rights["person"] == {"user": "anna", "role": "admin"}, "what a browser sends is replaced"
+        topic = json.dumps({"topic": "by-openid", "partitions": 1}).encode()
+        wanted = {"Content_Type": "application/json", "X_Millrace_Token": rights["token"], **forged}
+        assert anna.ask("/api/topic/create", topic, Origin="http://evil.example", **wanted)[0] == 403
+        assert anna.ask("/api/topic/create", topic, Origin=proxy.origin, **wanted)[0] == 200
+        words = "audit.topic.created: User:anna from 127.0.0.1 (listener console): topic by-openid"
+        eventually(lambda: words in place.box.messages, words)
+        proxy.authenticate("mallory")
+        mallory.open("/topics")
+        status, _, refused = mallory.ask("/api/rights", X_Millrace="test", X_Forwarded_User="anna")
+        assert status == 403 and b"User:mallory has no role" in refused
+    assert place.ask("/api/rights", X_Forwarded_User="anna").status == 401, "past the proxy"
