@@ -95,6 +95,11 @@ class CredentialFollower:
                     counts.setdefault(label, Counter())[text.rpartition("iterations=")[2]] += 1
             self._iterations = {label: int(count.most_common(1)[0][0]) for label, count in counts.items()}
 
+    def iterations(self, user: str, label: str) -> int | None:
+        """Return the iterations of a user's credential of this mechanism; None if there is none."""
+        text = self._image.users.get(user, {}).get(label)
+        return None if text is None else ScramCredential.decode(text).iterations
+
     def credential(self, mechanism: ScramMechanism, user: str) -> tuple[ScramCredential, bool]:
         """Return the credential of a user and True, or one that no password fits and False; at about equal cost."""
         text = self._image.users.get(user, {}).get(mechanism.label)

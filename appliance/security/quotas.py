@@ -94,6 +94,13 @@ class ClientQuotas:
         """Whether some address has a quota."""
         return bool(self._of_addresses)
 
+    def values_of(self, entity: QuotaEntity) -> dict[str, float]:
+        """Return the quotas of this entity itself; those of defaults are not among them."""
+        if entity.address is not None:
+            bound = self._of_addresses.get(entity.address)
+            return {} if bound is None else {CONNECTION_CREATION_RATE: bound}
+        return {key: quotas[entity] for key, quotas in self._by_key.items() if entity in quotas}
+
     def connection_limit(self, address: str) -> QuotaLimit | None:
         """Return how many connections a second an address may open; None: it is not limited."""
         bound = self._of_addresses.get(address, self._of_addresses.get(DEFAULT_NAME))

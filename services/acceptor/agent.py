@@ -51,6 +51,7 @@ from services.acceptor.handlers.write_txn_markers import WriteTxnMarkersHandler
 from services.acceptor.inter_broker import InterBrokerGate
 
 if TYPE_CHECKING:
+    from appliance.cluster.credential_image import CredentialFollower
     from services.acceptor.audit.audit_topic import AuditTopic
 
 SWEEP_NS = 1_000_000_000
@@ -160,6 +161,7 @@ class AcceptorAgent:
         self._connections.on_closed = self._throttles.forget
         forwarded.on_throttled = self._throttles.on_mutation
         self._quotas = QuotaFollower(context.layout, context.log)
+        self._audit.follow_access(self._quotas, self._find_credentials)
         self._arena_used_bytes = counters.gauge("acceptor.arena_used_bytes")
         self._requests_parked = counters.gauge("acceptor.parked")
         self._next_sweep_ns = 0
@@ -274,6 +276,14 @@ class AcceptorAgent:
         self._throttles.set_quotas(quotas)
         self._connections.serve_by(self._throttles.on_request if quotas.limit_requests else self._dispatch.on_request)
         self._connections.rates.connection_throttle_ms = self._throttles.connection_throttle_ms if quotas.limit_connections else None
+
+    def _find_credentials(self) -> CredentialFollower:
+        """For the audit of changes of users, which come to boxes without SASL listeners, too."""
+        if self._connections.sasl is not None:
+            return self._connections.sasl.credentials
+        from appliance.cluster.credential_image import CredentialFollower
+
+        return CredentialFollower(self._context.layout, self._context.log)
 
     def _wanted(self, setting: str) -> int:
         """Return a setting as it was altered while the box runs, or as in its file."""

@@ -12,7 +12,9 @@ import hashlib
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
@@ -32,6 +34,8 @@ from appliance.shm.counters import Counters
 from services.acceptor.connection import Connection
 
 if TYPE_CHECKING:
+    from appliance.cluster.credential_image import CredentialFollower
+    from appliance.cluster.quota_image import QuotaFollower
     from services.acceptor.audit.audit_topic import AuditTopic
     from services.acceptor.audit.audited_requests import AuditedChange
 
@@ -191,6 +195,12 @@ class AuditTrail:
         self._kinds: Counter[str] = Counter()
         self._others: Counter[str] = Counter()
         self._others_due_ns = 0
+        self._quotas: QuotaFollower | None = None
+        self._find_credentials: Callable[[], CredentialFollower] | None = None
+
+    def follow_access(self, quotas: QuotaFollower, find_credentials: Callable[[], CredentialFollower]) -> None:
+        """Have events about quotas and users say what was before. `find_credentials` is called for the first such event."""
+        self._quotas, self._find_credentials = quotas, cache(find_credentials)
 
     # --- what happens
 
@@ -245,6 +255,8 @@ class AuditTrail:
                 change = read_change(header.api_key, header.api_version, body, self._view.image)
         if header.api_key == ApiKey.OFFSET_COMMIT and change is not None and (change.request.generation_id >= 0 or change.request.member_id):
             return None
+        if change is not None and not is_large:
+            change = self._with_former(change)
         pending = PendingChange(self, header.api_key, change, connection, client)
         if is_large:
             pending.mark_large(body)
@@ -253,6 +265,17 @@ class AuditTrail:
             if not (is_from_box and self._is_box(connection) and change.is_automatic_creation):
                 pending.refusal = change.refused(ErrorCode.POLICY_VIOLATION, PROTECTED)
         return pending
+
+    def _with_former(self, change: AuditedChange) -> AuditedChange:
+        from services.acceptor.audit.audited_requests import former_quotas, former_users
+
+        if change.api_key == ApiKey.ALTER_CLIENT_QUOTAS and self._quotas is not None:
+            return change._replace(former=former_quotas(change.request, self._quotas.quotas))
+        if change.api_key == ApiKey.ALTER_USER_SCRAM_CREDENTIALS and self._find_credentials is not None:
+            credentials = self._find_credentials()
+            credentials.load()
+            return change._replace(former=former_users(change.request, credentials))
+        return change
 
     def _is_box(self, connection: Connection) -> bool:
         """Whether the request may be one that another box has admitted."""

@@ -3,13 +3,16 @@
 One function for each API. Credentials never appear: of users only names, mechanisms and iterations, of configs
 only values that are known to be none. Pure. An acceptor imports this module, and the schemas of each API, at the
 first such request: all of them would take 33 ms and 5 MB. Weak: "before" is what the image of this box has, which may
-be a moment old.
+be a moment old; of users and quotas, what the images beside it have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from importlib import import_module
+from ipaddress import ip_address
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from appliance.base.errors import ErrorCode, known_error
@@ -21,8 +24,10 @@ from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.wire import ELEMENTS_MAX
 from appliance.security.acl import AclOperation, AclPermission, AclResource, PatternType
+from appliance.security.quotas import DEFAULT_NAME, ClientQuotas, QuotaEntity
 
 if TYPE_CHECKING:
+    from appliance.cluster.credential_image import CredentialFollower
     from appliance.protocol.schema import Message
 
 PARTITIONS_SHOWN: Final = 100
@@ -61,12 +66,14 @@ class AuditedItem(NamedTuple):
 
 
 class AuditedChange(NamedTuple):
-    """A decoded request and the image when it came."""
+    """A decoded request and the image when it came. `former`: quotas by entity of the request, or iterations by user
+    and mechanism; what it lacks is not known."""
 
     api_key: int
     version: int
     request: Any
     image: MetadataImage
+    former: Mapping[Any, Any] = MappingProxyType({})
 
     @property
     def is_dry_run(self) -> bool:
@@ -282,9 +289,10 @@ def _deleted_acls(_change: AuditedChange, response: Any) -> Iterator[AuditedItem
 def _altered_users(change: AuditedChange, response: Any) -> Iterator[AuditedItem]:
     codes = {each.user: each.error_code for each in response.results}
     for each in change.request.deletions:
-        yield AuditedItem("audit.user.deleted", f"user {each.name}", {"mechanism": _mechanism(each.mechanism)}, codes.get(each.name, 0))
+        details = {"mechanism": _mechanism(each.mechanism), **_before_of_user(change, each)}
+        yield AuditedItem("audit.user.deleted", f"user {each.name}", details, codes.get(each.name, 0))
     for each in change.request.upsertions:
-        details = {"mechanism": _mechanism(each.mechanism), "iterations": each.iterations}
+        details = {"mechanism": _mechanism(each.mechanism), "iterations": each.iterations, **_before_of_user(change, each)}
         yield AuditedItem("audit.user.altered", f"user {each.name}", details, codes.get(each.name, 0))
 
 
@@ -292,12 +300,41 @@ def _mechanism(number: int) -> str:
     return MECHANISMS.get(number, str(number))
 
 
+def _before_of_user(change: AuditedChange, each: Any) -> dict[str, Any]:
+    """None: the user had no credential of this mechanism."""
+    key = each.name, _mechanism(each.mechanism)
+    if key not in change.former:
+        return {}
+    iterations = change.former[key]
+    return {"before": None if iterations is None else {"iterations": iterations}}
+
+
 def _altered_quotas(change: AuditedChange, response: Any) -> Iterator[AuditedItem]:
     codes = {each.entity: each.error_code for each in response.entries}
     for entry in change.request.entries:
         entity = ", ".join(f"{part.entity_type} {'(default)' if part.entity_name is None else part.entity_name}" for part in entry.entity)
-        quotas = {each.key: None if each.remove else each.value for each in entry.ops}
-        yield AuditedItem("audit.quota.altered", entity, {"quotas": quotas}, codes.get(entry.entity, 0))
+        details: dict[str, Any] = {"quotas": {each.key: None if each.remove else each.value for each in entry.ops}}
+        if entry.entity in change.former:
+            details["before"] = {key: change.former[entry.entity].get(key) for key in details["quotas"]}
+        yield AuditedItem("audit.quota.altered", entity, details, codes.get(entry.entity, 0))
+
+
+def former_quotas(request: Any, quotas: ClientQuotas) -> dict[Any, dict[str, float]]:
+    """Return what the entities of an AlterClientQuotas request have; those that no quota can have are left out."""
+    former = {}
+    for entry in request.entries:
+        names = {kind: DEFAULT_NAME if name is None else name for kind, name in entry.entity}
+        with suppress(ValueError):
+            address = names.get("ip")
+            entity = QuotaEntity(names.get("user"), names.get("client-id"), str(ip_address(address)) if address else address)
+            former[entry.entity] = quotas.values_of(entity)
+    return former
+
+
+def former_users(request: Any, credentials: CredentialFollower) -> dict[Any, int | None]:
+    """Return what the users of an AlterUserScramCredentials request have: of a credential only its iterations."""
+    keys = [(each.name, _mechanism(each.mechanism)) for each in (*request.deletions, *request.upsertions)]
+    return {key: credentials.iterations(*key) for key in keys}
 
 
 # --- groups

@@ -14,14 +14,18 @@ from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode, ProtocolViolation
 from appliance.base.logging import Logger
 from appliance.base.model import AUDIT_TOPIC
+from appliance.cluster.credential_image import CredentialFollower, CredentialImage, write_credential_image
 from appliance.cluster.metadata_image import MetadataImage
+from appliance.cluster.quota_image import QuotaFollower, QuotaImage, write_quota_image
 from appliance.cluster.state_log import AUDIT_CONFIGS, AUDIT_PARTITIONS
-from appliance.protocol import config_apis, group_offset_apis, reassignment_apis, sasl_apis, topic_apis
+from appliance.protocol import config_apis, group_offset_apis, quota_apis, reassignment_apis, sasl_apis, topic_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.framing import RequestHeader
 from appliance.security.acl import AclOperation, AclResource
 from appliance.security.authorizer import Authorizer
 from appliance.security.principals import PRIVILEGED, RequestOrigin, local_principal
+from appliance.security.quotas import DEFAULT_NAME, PRODUCER_BYTE_RATE, QuotaEntity
+from appliance.security.scram import ScramCredential, ScramMechanism
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from lab.scratch_layout import scratch_layout
@@ -134,6 +138,50 @@ def test_of_users_and_configs_no_secret_is_shown(world: World) -> None:
     assert b"alice" in shown and b"SCRAM-SHA-256" in shown and b'"set":"1000"' in shown and b"***" in shown
     for secret in (SALT, SALTED, b"hush"):
         assert secret not in shown
+
+
+def test_changes_of_users_and_quotas_show_what_was_before_and_no_credential(world: World) -> None:
+    credential = ScramCredential.of_salted_password(ScramMechanism.SHA_256, SALT, SALTED.ljust(32), 8192).encode()
+    quotas = {QuotaEntity("alice", DEFAULT_NAME): {PRODUCER_BYTE_RATE: 1_000.0}, QuotaEntity(address="::1"): {"connection_creation_rate": 5.0}}
+    with scratch_layout() as layout:
+        log = Logger("acceptor@0", descriptor=2)
+        write_quota_image(layout.quota_image_file, QuotaImage(1, quotas))
+        write_credential_image(layout.credential_image_file, CredentialImage(1, b"secret", {"alice": {"SCRAM-SHA-256": credential}}))
+        followed = QuotaFollower(layout, log)
+        followed.load()
+        world.trail.follow_access(followed, lambda: CredentialFollower(layout, log))
+        deletion = sasl_apis.ScramCredentialDeletion("alice", 1)
+        added = [sasl_apis.ScramCredentialUpsertion(name, 1, 4096, SALT, SALTED) for name in ("alice", "bob")]
+        for request in (sasl_apis.AlterUserScramCredentialsRequest((deletion,), ()), sasl_apis.AlterUserScramCredentialsRequest((), tuple(added))):
+            body = sasl_apis.ALTER_USER_SCRAM_CREDENTIALS_REQUEST.encode(0, request)
+            pending = world.trail.begin(world.connection(), header(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0), body)
+            assert pending is not None
+            write_credential_image(layout.credential_image_file, CredentialImage(1, b"secret", {}))  # the change is there before its answer
+            pending.on_answer(None)
+            write_credential_image(layout.credential_image_file, CredentialImage(2, b"secret", {"alice": {"SCRAM-SHA-256": credential}}))
+        part, operation = quota_apis.QuotaEntityPart, quota_apis.QuotaOperation
+        entries = (
+            quota_apis.QuotasToAlter((part("user", "alice"), part("client-id", None)), (operation(PRODUCER_BYTE_RATE, 5.0),)),
+            quota_apis.QuotasToAlter((part("user", "bob"),), (operation("request_percentage", 0.0, True),)),
+            quota_apis.QuotasToAlter((part("ip", "0:0::1"),), (operation("connection_creation_rate", 7.0),)),
+            quota_apis.QuotasToAlter((part("ip", "no address"),), (operation("connection_creation_rate", 7.0),)),
+        )
+        body = quota_apis.ALTER_CLIENT_QUOTAS_REQUEST.encode(0, quota_apis.AlterClientQuotasRequest(entries))
+        pending = world.trail.begin(world.connection(), header(ApiKey.ALTER_CLIENT_QUOTAS, 0), body)
+        assert pending is not None
+        pending.on_answer(None)
+    found = [(each["event"], each["resource"], each["details"].get("before", "unknown")) for each in world.records.events]
+    assert found == [
+        ("audit.user.deleted", "user alice", {"iterations": 8192}),
+        ("audit.user.altered", "user alice", {"iterations": 8192}),
+        ("audit.user.altered", "user bob", None),
+        ("audit.quota.altered", "user alice, client-id (default)", {PRODUCER_BYTE_RATE: 1_000.0}),
+        ("audit.quota.altered", "user bob", {"request_percentage": None}),
+        ("audit.quota.altered", "ip 0:0::1", {"connection_creation_rate": 5.0}),
+        ("audit.quota.altered", "ip no address", "unknown"),
+    ]
+    shown = orjson.dumps(world.records.events).decode()
+    assert not any(part.partition("=")[2] in shown for part in credential.split(",") if not part.startswith("iterations"))
 
 
 def test_the_audit_topic_is_changed_by_an_administrator_on_the_machine_alone(world: World) -> None:
