@@ -90,7 +90,7 @@ def prepare_box(
     problems += runtime_problems
     if resolved.runs_zookeeper:
         problems += _ask_in_a_child(zookeeper_check, ZOOKEEPER_CHECK_FAILED)
-    if resolved.own_member is not None:
+    if resolved.own_member is not None and not unit_runtime:  # the unit of ZooKeeper asks; the supervisor's has no network
         problems += member_problems(resolved.own_member)
     senders = read_senders(resolved)
     problems += senders.problems

@@ -86,6 +86,7 @@ def plan_units(box: Box, mount_points: Mapping[str, str], load: str = "") -> Uni
     state = box.state_directory
     hidden = f"InaccessiblePaths=-{state}/zookeeper -{secret_path(state)}"  # what exists when the unit starts
     own_network = [] if has_own_network(box) else ["PrivateNetwork=no"]
+    chooses_port = own_network if is_alone(box) else []  # for ZooKeeper: nothing else of the supervisor needs a network
     others = [] if is_alone(box) else _cluster_addresses(box)
     drop_ins = {
         TARGET: _section("Unit", [*(f"Wants={unit}" for unit in [*SOCKET_UNITS, *map(kafka_unit, further), *map(sender_unit, box.sender_sockets)]), *wanted]),
@@ -95,7 +96,7 @@ def plan_units(box: Box, mount_points: Mapping[str, str], load: str = "") -> Uni
         "millrace-syslog-udp.socket": _listens("ListenDatagram", listen, box.syslog_port),
         "millrace-ingest-http.socket": _listens("ListenStream", listen, box.ingest_port),
         "millrace-supervisor.service": _section("Unit", [f"RequiresMountsFor={state}", "ConditionPathExists=", *wanted])
-        + _section("Service", [f"Environment={SETTINGS_MARK_VARIABLE}={settings_mark(box)}", "ReadOnlyPaths=", *_writes(state, *disks), *own_network, *others]),
+        + _section("Service", [f"Environment={SETTINGS_MARK_VARIABLE}={settings_mark(box)}", "ReadOnlyPaths=", *_writes(state, *disks), *chooses_port]),
         "millrace-controller.service": _section("Service", [*_writes(state), *others, *own_network]),
         "millrace-console.service": _section("Service", [*_writes(f"-{state}/{CONSOLE_STATE}"), hidden, *_console_addresses(box, listen)]),
         # copies between clusters that may be elsewhere: it needs no box here

@@ -15,9 +15,11 @@ import os
 import signal
 
 from appliance.base.errors import ConfigurationProblems, MillraceError
+from appliance.base.settings import Box
 from appliance.cluster.zookeeper_files import sync_data
 from appliance.cluster.zookeeper_server import prepare
 from appliance.runtime.agent import ServiceContext
+from appliance.runtime.ensemble_checks import member_problems
 from appliance.runtime.poller import READABLE
 from appliance.runtime.service_main import EXIT_USAGE, StopRequest
 from appliance.runtime.spawning import spawn
@@ -44,6 +46,8 @@ class ZooKeeperKeeper:
         self._watch = ZooKeeperWatch(context.layout, context.box, context.poller, context.clock, sync_data)
         self._has_ended = True
         self._reported = ""
+        if problems := own_member_problems(context.box):
+            raise ConfigurationProblems(problems)
         self._start_machine()
 
     def _start_machine(self) -> None:
@@ -139,6 +143,11 @@ class ZooKeeperKeeper:
         self._has_ended = True
 
 
+def own_member_problems(box: Box) -> list[str]:
+    """Return why this machine cannot run the box's member of an ensemble."""
+    return [problem for member in box.ensemble if member.member_id == box.broker_id for problem in member_problems(member)]
+
+
 def keep_zookeeper(context: ServiceContext, stop: StopRequest) -> None:
     """Run the unit of ZooKeeper, for `run_service`."""
     try:
@@ -146,4 +155,5 @@ def keep_zookeeper(context: ServiceContext, stop: StopRequest) -> None:
     except ConfigurationProblems as problems:
         for problem in problems.problems:
             context.log.critical(problem)
+        context.notifier.status(problems.problems[0])
         raise SystemExit(EXIT_USAGE) from None

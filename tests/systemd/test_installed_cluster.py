@@ -82,7 +82,7 @@ def test_boxes_that_name_their_networks_serve_each_other_with_little_exposed(clu
     for machine in cluster.machines.values():
         for unit in machine.services():
             exposure = machine.box.output(f"systemd-analyze security --no-pager {unit} | sed -n 's/.*exposure level.*: \\([0-9.]*\\) .*/\\1/p'")
-            assert float(exposure) <= {"acceptor": 1.1, "supervisor": 1.2}.get(kind_of(unit), 1.0), unit
+            assert float(exposure) <= {"acceptor": 1.1}.get(kind_of(unit), 1.0), unit
     with load_on_cluster(cluster, "named") as load:
         load.await_news("replicated")
         load.await_in_sync()

@@ -32,7 +32,7 @@ LEAVE: Final = -1
 SUBSCRIPTION_CHARACTERS_MAX: Final = 1 << 19
 CHARACTERS_MAX: Final = 32 << 20
 NAME_COST: Final = 50
-"""Characters that a name of a topic counts as beside its own, in both: an assignment looks at each name, even of topics that do not exist."""
+"""Characters that a name of a topic counts as beside its own, in both: an assignment reads each name, even of topics that do not exist."""
 NEW_A_HEARTBEAT: Final = 250
 LARGE: Final = 10_000
 """Members times partitions, or names of topics, from which a group is assigned once in `ASSIGNMENT_INTERVAL_MS` only."""

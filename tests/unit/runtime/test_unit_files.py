@@ -148,7 +148,7 @@ def test_a_box_with_others_connects_to_the_networks_of_the_cluster_alone_if_the_
     members = ["1=10.0.0.1", "2=10.0.0.2", "3=10.0.0.3"]
     drop_ins = plan(make_box(zookeeper_members=members, settings={"cluster.networks": "10.0.0.0/24, fd00::/8"}))
     any_address = plan(make_box(zookeeper_members=members))
-    for kind in ("acceptor@", "coordinator", "replica-fetcher", "controller", "supervisor", "console", "ingest@"):
+    for kind in ("acceptor@", "coordinator", "replica-fetcher", "controller", "console", "ingest@"):
         unit = f"millrace-{kind}.service.d/20-settings.conf"
         assert "IPAddressDeny=any\nIPAddressAllow=localhost 10.0.0.0/24 fd00::/8" in drop_ins[unit], unit
         assert "IPAddressDeny=\nIPAddressAllow=\n" in any_address[unit], unit
@@ -181,10 +181,13 @@ def test_zookeeper_of_a_box_alone_is_in_a_network_of_its_own_with_its_clients() 
         assert set(joins.partition("=")[2].split()) == joined and "PrivateNetwork=yes" in unit["[Service]"]
         drop_in = f"millrace-{kind}.service.d/20-settings.conf"
         assert "PrivateNetwork" not in plan(make_box())[drop_in]
-        assert "PrivateNetwork=no\n" in plan(members)[drop_in]
+        assert ("PrivateNetwork=no\n" in plan(members)[drop_in]) is (kind != "supervisor"), "it connects to no address"
         assert "PrivateNetwork=no\n" in plan(shared)[drop_in], "old consumers on this machine keep their groups in ZooKeeper"
     assert settings_mark(shared) != settings_mark(make_box())
-    assert "PrivateNetwork=no\n" in plan(make_box(embedded_zookeeper=False))["millrace-controller.service.d/20-settings.conf"]
+    assert "IPAddressDeny=any" in sections(SYSTEMD / "millrace-supervisor.service")["[Service]"]
+    external = plan(make_box(embedded_zookeeper=False))
+    assert "PrivateNetwork=no\n" in external["millrace-controller.service.d/20-settings.conf"]
+    assert "Network" not in external["millrace-supervisor.service.d/20-settings.conf"]
 
 
 def test_console_and_ingest_connect_to_their_acceptors_alone_until_the_box_has_others() -> None:
@@ -396,7 +399,7 @@ def test_systemd_finds_little_exposed_in_a_cluster_that_names_its_networks(tmp_p
     members = ["1=10.0.0.1", "2=10.0.0.2", "3=10.0.0.3"]
     directory = filled(tmp_path, zookeeper_members=members, settings={"cluster.networks": "10.0.0.0/24"})
     for path in sorted(directory.glob("millrace-*.service")):
-        most = EXPOSURE_MAX + {"mirror": 1, "acceptor": 1, "load": 1, "supervisor": 2}.get(kind_of(path.name), 0)
+        most = EXPOSURE_MAX + {"mirror": 1, "acceptor": 1, "load": 1}.get(kind_of(path.name), 0)
         looked = ask("security", "--offline=true", f"--threshold={most}", "--no-pager", str(path))
         assert looked.returncode == 0, looked.stdout[-300:] + looked.stderr
 

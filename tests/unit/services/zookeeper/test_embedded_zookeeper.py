@@ -16,6 +16,8 @@ from appliance.base.zookeeper_access import USER, consumer_password, new_secret,
 from appliance.cluster import zookeeper_server as zookeeper
 from services.zookeeper import zookeeper_jars
 from services.zookeeper.zookeeper_classes import make_class_archive
+from services.zookeeper.zookeeper_keeper import own_member_problems
+from tests.unit.base.test_settings import make_box
 
 
 def java_home(directory: Path, version: str) -> Path:
@@ -168,3 +170,11 @@ def test_a_server_is_given_the_file_of_classes_only_if_there_is_one(tmp_path: Pa
     Path(zookeeper.class_archive()).parent.mkdir(parents=True)
     Path(zookeeper.class_archive()).touch()
     assert option in zookeeper.prepare(box)
+
+
+def test_a_member_elsewhere_is_found_before_its_jvm_is_started() -> None:
+    """The supervisor of an installed box has no network, in which it could ask."""
+    box = make_box(zookeeper_members=["1=127.0.0.1", "2=198.51.100.77"], broker_id=2)
+    (problem,) = own_member_problems(box)
+    assert "198.51.100.77, which is no address of this machine" in problem
+    assert own_member_problems(make_box()) == []
