@@ -26,7 +26,7 @@ from services.coordinator.groups.consumer_topic_regex import TopicRegexes, Unusa
 from services.coordinator.groups.consumer_turns import Refusal
 from services.coordinator.groups.group_log import Replies
 from services.coordinator.groups.member import ClientIdentity
-from services.coordinator.groups.ports import GroupSettings
+from services.coordinator.groups.ports import NAME_COST, GroupSettings, subscription_cost
 
 ReplyToHeartbeat = Callable[[ConsumerGroupHeartbeatResponse], None]
 Again = Callable[[int], None]
@@ -60,8 +60,8 @@ def request_problem(request: ConsumerGroupHeartbeatRequest, version: int, regexe
         invalid = "TopicPartitions must be empty when (re-)joining."
     elif epoch == JOIN and request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
         invalid = "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
-    elif sum(map(len, request.subscribed_topic_names or ())) > SUBSCRIPTION_CHARACTERS_MAX:
-        invalid = f"SubscribedTopicNames have more than {SUBSCRIPTION_CHARACTERS_MAX} characters together."
+    elif subscription_cost(request.subscribed_topic_names or ()) > SUBSCRIPTION_CHARACTERS_MAX:
+        invalid = f"SubscribedTopicNames have more than {SUBSCRIPTION_CHARACTERS_MAX} characters together, with {NAME_COST} for each."
     if invalid:
         return Refusal(ErrorCode.INVALID_REQUEST, invalid)
     if request.server_assignor is not None and request.server_assignor not in ASSIGNORS:

@@ -5,7 +5,7 @@ Implemented by the process that runs the coordinator, by fakes in tests. Weak sp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
@@ -66,6 +66,15 @@ class NameBound(Enum):
 
 
 OnRefused = Callable[[NameBound], None]
+
+
+NAME_COST: Final = 50
+"""Characters that a name of a topic counts as beside its own: an assignment reads each name, even of topics that do not exist."""
+
+
+def subscription_cost(names: Collection[str]) -> int:
+    """Return the characters that a subscription counts as."""
+    return sum(map(len, names)) + NAME_COST * len(names)
 
 
 # ---- settings, under Kafka's names and with its defaults

@@ -10,7 +10,7 @@ share partitions where they are fewer. Owned by the coordinator. Weak spots: a m
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -22,7 +22,7 @@ from appliance.protocol.group_apis import ListedGroup
 from appliance.protocol.topic_partitions import TopicIdPartitions
 from appliance.runtime.timers import Timer, Timers
 from services.coordinator.groups.member import ClientIdentity
-from services.coordinator.groups.ports import KnownTopic
+from services.coordinator.groups.ports import NAME_COST, KnownTopic, subscription_cost
 from services.coordinator.share.share_states import ShareKey, ShareStates
 
 Place = tuple[TopicId, int]
@@ -31,8 +31,6 @@ JOIN: Final = 0
 LEAVE: Final = -1
 SUBSCRIPTION_CHARACTERS_MAX: Final = 1 << 19
 CHARACTERS_MAX: Final = 32 << 20
-NAME_COST: Final = 50
-"""Characters that a name of a topic counts as beside its own, in both: an assignment reads each name, even of topics that do not exist."""
 NEW_A_HEARTBEAT: Final = 250
 LARGE: Final = 10_000
 """Members times partitions, or names of topics, from which a group is assigned once in `ASSIGNMENT_INTERVAL_MS` only."""
@@ -392,11 +390,6 @@ class ShareGroups:
             return []
         found = (ListedGroup(name, SHARE_TYPE, self.state_of(name), "share") for name in sorted(self.names()))
         return [group for group in found if not states or group.group_state.lower() in states]
-
-
-def subscription_cost(names: Collection[str]) -> int:
-    """Return the characters that a subscription counts as."""
-    return sum(map(len, names)) + NAME_COST * len(names)
 
 
 def _described_bytes(member: ShareMember) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.pipeline.stream_job import BACK, NEW, SILENT, HostEvent, Roster, plan_roster
+from appliance.pipeline.stream_job import BACK, NEW, SILENT, HostEvent, Roster, load_job, plan_roster
 
 EMPTY = Roster({})
 
@@ -56,3 +59,11 @@ def test_where_micro_batches_end_changes_nothing(sent: list[tuple[str, int]], cu
         events += some
     assert roster == whole
     assert sorted(events) == expected
+
+
+def test_a_file_of_the_current_directory_stands_for_no_module_that_is_imported_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_jobs_of_a_test.py").write_text("def count(rows):\n    return rows\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert load_job("own_jobs_of_a_test:count").name == "own_jobs_of_a_test:count"
+    assert sys.path[-1] == str(tmp_path) and str(tmp_path) not in sys.path[:-1]

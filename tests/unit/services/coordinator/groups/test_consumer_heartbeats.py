@@ -11,7 +11,7 @@ from appliance.base.model import TopicId
 from appliance.protocol.consumer_group_apis import LEAVE_FOR_A_WHILE
 from services.coordinator.groups.consumer_assignors import ASSIGNORS, Subscriber
 from services.coordinator.groups.consumer_heartbeats import SUBSCRIPTION_CHARACTERS_MAX
-from services.coordinator.groups.ports import NameBound
+from services.coordinator.groups.ports import NAME_COST, NameBound
 from tests.support.consumer_world import EVERYTHING, ConsumerWorld, NewReader
 
 SESSION_MS = 45_000
@@ -152,9 +152,10 @@ def test_another_subscription_is_another_assignment() -> None:
     assert b.holds == EVERYTHING
 
 
-def test_the_names_that_a_member_subscribes_to_are_bounded() -> None:
+@pytest.mark.parametrize("size", [5, 249])
+def test_the_names_that_a_member_subscribes_to_are_bounded(size: int) -> None:
     world = ConsumerWorld()
-    names = [f"{number:0249}" for number in range(SUBSCRIPTION_CHARACTERS_MAX // 249 + 1)]
+    names = [f"{number:0{size}}" for number in range(SUBSCRIPTION_CHARACTERS_MAX // (size + NAME_COST) + 1)]
     assert world.told("a", topics=names).error_code == ErrorCode.INVALID_REQUEST
     assert world.told("a", topics=names[1:]).error_code == 0
 

@@ -13,10 +13,9 @@ from appliance.protocol import share_apis as apis
 from appliance.protocol.topic_partitions import TopicIdPartitions
 from appliance.runtime.timers import Timers
 from services.coordinator.groups.member import ClientIdentity
-from services.coordinator.groups.ports import KnownTopic
+from services.coordinator.groups.ports import NAME_COST, KnownTopic
 from services.coordinator.share.share_groups import (
     NAME_CHARACTERS_MAX,
-    NAME_COST,
     NEW_A_HEARTBEAT,
     SUBSCRIPTION_CHARACTERS_MAX,
     LogBounds,
