@@ -230,8 +230,8 @@ class CoordinatedShares:
         image = self._view.image
         if image.generation:
             former, self._known_topics = self._known_topics, {name: topic.topic_id for name, topic in image.topics.items()}
-            for topic_id in set(former.values()) - set(self._known_topics.values()):
-                self.offsets.on_topic_deleted(topic_id)
+            if gone := set(former.values()) - set(self._known_topics.values()):
+                self.offsets.on_topics_deleted(gone)
         count = self._topic.count_partitions()
         if count != self.states.partition_count:
             self._topic.end_all()

@@ -6,7 +6,7 @@ some of them only; the answer says of which.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from appliance.base.errors import ErrorCode
@@ -140,9 +140,9 @@ class ShareOffsets:
                 steps.append(step)
         all_of(steps, done)
 
-    def on_topic_deleted(self, topic_id: TopicId) -> None:
-        """Its records are gone, and what was done with them."""
-        for hosted in [hosted for hosted in self._states if hosted.key.topic_id == topic_id]:
+    def on_topics_deleted(self, topic_ids: Collection[TopicId]) -> None:
+        """Their records are gone, and what was done with them."""
+        for hosted in [hosted for hosted in self._states if hosted.key.topic_id in topic_ids]:
             self._states.delete(hosted, lambda _code: None)
 
     def _idle(self, group_id: str) -> tuple[ErrorCode, str | None]:

@@ -351,7 +351,7 @@ def test_a_partition_that_was_deleted_while_it_was_written_stays_deleted() -> No
     world.join()
     world.fetch(0)
     first, second = world.acknowledge(1, (0, 1, (ACCEPT,))), world.acknowledge(2, (2, 3, (ACCEPT,)))
-    world.offsets.on_topic_deleted(TOPIC)
+    world.offsets.on_topics_deleted({TOPIC})
     world.log.answer_all()
     assert (code_of(first), code_of(second)) == (ErrorCode.NONE, ErrorCode.COORDINATOR_NOT_AVAILABLE)
     assert not World(world.log).groups.has("workers")
