@@ -46,8 +46,6 @@ class ZooKeeperKeeper:
         self._watch = ZooKeeperWatch(context.layout, context.box, context.poller, context.clock, sync_data)
         self._has_ended = True
         self._reported = ""
-        if problems := own_member_problems(context.box):
-            raise ConfigurationProblems(problems)
         self._start_machine()
 
     def _start_machine(self) -> None:
@@ -151,6 +149,8 @@ def own_member_problems(box: Box) -> list[str]:
 def keep_zookeeper(context: ServiceContext, stop: StopRequest) -> None:
     """Run the unit of ZooKeeper, for `run_service`."""
     try:
+        if found := own_member_problems(context.box):
+            raise ConfigurationProblems(found)
         ZooKeeperKeeper(context, stop).run()
     except ConfigurationProblems as problems:
         for problem in problems.problems:
