@@ -29,7 +29,7 @@ from services.controller.agent import ControllerAgent
 from tests.support.fake_log_writer import FakeDirectory, FakeLogWriter
 from tests.support.memory_zookeeper import MemoryZooKeeper
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 90.0
 DISKS = ("d0", "d1")
 
 
@@ -142,7 +142,7 @@ class SteppedBox:
         """Let what it has sent arrive, then let go of everything as the kernel would."""
         agent = self.agent
         assert agent is not None and self._poller is not None
-        deadline = time.monotonic() + 1
+        deadline = time.monotonic() + 10
         while agent.session._in_flight > len(agent.session._arrived) and time.monotonic() < deadline:
             select.select([], [], [], 0.001)
         agent._disks.flush()
@@ -224,7 +224,7 @@ class SteppedBox:
     def answer(self) -> bytes:
         return bytes(self.until(lambda: self.frames, "an answer")[0].payload)
 
-    def send_create(self, *topics: CreatableTopic, timeout_ms: int = 10_000, validate_only: bool = False) -> None:
+    def send_create(self, *topics: CreatableTopic, timeout_ms: int = 60_000, validate_only: bool = False) -> None:
         body = topic_apis.CREATE_TOPICS_REQUEST.encode(7, CreateTopicsRequest(topics, timeout_ms, validate_only))
         self.send(KAFKA_REQUEST, pack_kafka_request(19, 7, "test", "::1", body))
 
@@ -237,7 +237,7 @@ class SteppedBox:
         body = self.answer()
         return topic_apis.CREATE_TOPICS_RESPONSE.decode(body, 0, len(body), 7).topics
 
-    def send_delete(self, *names: str, timeout_ms: int = 10_000) -> None:
+    def send_delete(self, *names: str, timeout_ms: int = 60_000) -> None:
         body = topic_apis.DELETE_TOPICS_REQUEST.encode(6, DeleteTopicsRequest(tuple(TopicToDelete(name) for name in names), (), timeout_ms))
         self.send(KAFKA_REQUEST, pack_kafka_request(20, 6, "test", "::1", body))
 

@@ -510,8 +510,8 @@ def test_admin_requests_wait_while_zookeeper_is_away_but_not_for_long(
             (hopeless,) = box.create(CreatableTopic("hopeless", 1, 1))
             assert hopeless.error_code == ErrorCode.REQUEST_TIMED_OUT
             assert f"ZooKeeper ({server.connect}) has been unreachable" in (hopeless.error_message or "")
-        monkeypatch.setattr(waiting_requests, "UNREACHED_MS", 60_000)  # a loaded machine needs seconds to start the server
-        box.send_create(CreatableTopic("patient", 1, 1))
+        monkeypatch.setattr(waiting_requests, "UNREACHED_MS", 120_000)  # a loaded machine needs many seconds to start the server
+        box.send_create(CreatableTopic("patient", 1, 1), timeout_ms=120_000)
         server.start()
         box.answer()
         assert list(box.image().topics) == ["patient"]
