@@ -131,7 +131,7 @@ class ClusterBox:
         if self._dead_disks and self.running is not None:
             self.kill()
         for index in self._dead_disks:
-            eventually(self.disks[index].try_unmount, f"{self.disks[index].path} can be unmounted", 20)
+            eventually(self.disks[index].try_unmount, f"{self.disks[index].path} can be unmounted")
             self.disks[index].mount()
         self._dead_disks.clear()
 

@@ -152,7 +152,7 @@ class Cell:
             producers, readers = self._start_clients()
             for client in (*producers.values(), *readers):
                 books.callback(client.stop)
-            eventually(lambda: all(len(producer.sent) > WARM_RECORDS for producer in producers.values()), "all producers produce", 30)
+            eventually(lambda: all(len(producer.sent) > WARM_RECORDS for producer in producers.values()), "all producers produce")
             box = self._cluster.boxes[victim]
             others = [(address_of(number), KAFKA_PORT) for number in self._cluster.boxes if number != victim]
             probe = PauseProbe(others, self._topics["probe"], range(PARTITIONS))

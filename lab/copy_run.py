@@ -218,7 +218,7 @@ def run_copy(box: CopiedThrough, plan: CopyPlan, seed: int) -> CopyOutcome:
     transactions = sum(event["event"] == "committed" for history in histories for event in history)
     histories.append([*watcher.events])
     # Partitions return to their preferred leaders meanwhile, so that a coordinator may refuse once. An answer without an offset is judged as it is.
-    committed = eventually(lambda: _committed(observer), "a coordinator answers where the group stands", 30)
+    committed = eventually(lambda: _committed(observer), "a coordinator answers where the group stands")
     observer.close()
     print(f"{len(watcher.events)} times the group said where it stands")
     assert watcher.events, "no answer said where the group stands"
@@ -293,7 +293,7 @@ class CommittedReader:
             self.read(0.1)
             return all(self._ends[number] >= ends[number] for number in range(PARTITIONS))
 
-        eventually(is_at_end, f"the target is read to its end: {self._ends} of {ends}", 30)
+        eventually(is_at_end, f"the target is read to its end: {self._ends} of {ends}")
         self._consumer.close()
 
 

@@ -26,9 +26,9 @@ from lab.running_box import eventually
 
 PYSPARK_JARS = ("scala-library-", "zookeeper-3", "zookeeper-jute-", *(f"netty-{part}-4" for part in ("handler", "buffer", "common", "transport", "resolver")))
 PYSPARK_JARS += ("netty-codec-base-",)
-START_SECONDS = 60.0
-STOP_SECONDS = 120.0
-TOOL_SECONDS = 180.0
+START_SECONDS = 90.0
+STOP_SECONDS = 90.0
+TOOL_SECONDS = 90.0
 JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 
 SETTINGS = {

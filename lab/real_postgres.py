@@ -92,7 +92,7 @@ def running_postgres() -> Iterator[RealPostgres]:
             )
         postgres = RealPostgres(directory, process)
         try:
-            eventually(postgres.answers, "PostgreSQL answers", 20)
+            eventually(postgres.answers, "PostgreSQL answers")
             yield postgres
         finally:
             process.send_signal(2)  # SIGINT: a fast shutdown

@@ -66,13 +66,13 @@ def test_a_member_that_is_killed_is_back_and_one_that_waits_says_for_whom(cluste
     stopped = [cluster.boxes[number].box.stop_process("zookeeper") for number in (2, 3)]
     try:
         words = "waits for members 2 and 3 of the ZooKeeper ensemble; one of them is enough"
-        eventually(lambda: box.status()["zookeeper"].get("status") == words, "the member says that it waits", 20)
+        eventually(lambda: box.status()["zookeeper"].get("status") == words, "the member says that it waits")
         assert not zookeeper_serves(address_of(1), ZOOKEEPER_PORT)
         assert box.status()["zookeeper"]["pid"] != old and all_serve(box)
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
-    eventually(lambda: zookeeper_serves(address_of(1), ZOOKEEPER_PORT) and "status" not in box.status()["zookeeper"], "the ensemble serves again", 20)
+    eventually(lambda: zookeeper_serves(address_of(1), ZOOKEEPER_PORT) and "status" not in box.status()["zookeeper"], "the ensemble serves again")
     cluster.mend()
 
 
@@ -90,11 +90,11 @@ def test_a_member_that_is_missing_is_shown_beside_boxes_and_topics_that_are_well
     stopped = cluster.boxes[3].box.stop_process("zookeeper")
     try:
         words = f"ZooKeeper: member 3 ({address_of(3)}:{ZOOKEEPER_PORT}) does not serve; restart no other box before that is mended"
-        eventually(lambda: states() == ["serving", "serving", "missing"], "the others have elected a leader without it", 20)
+        eventually(lambda: states() == ["serving", "serving", "missing"], "the others have elected a leader without it")
         assert words in millrace("box", "list") and words in millrace("topic", "list")
     finally:
         os.kill(stopped, signal.SIGCONT)
-    eventually(lambda: zookeeper_serves(address_of(3), ZOOKEEPER_PORT), "it serves again", 30)
+    eventually(lambda: zookeeper_serves(address_of(3), ZOOKEEPER_PORT), "it serves again")
     cluster.mend()
 
 

@@ -109,8 +109,8 @@ def test_acknowledged_records_are_stored_once_in_order_after_a_leader_was_away_u
                 datagrams.sendto(f"<13>1 - udp app - - - datagram {number}".encode(), (address_of(1), SYSLOG_PORT))
                 # More at once the switch between the machines drops, uncounted.
                 if number % BURST == BURST - 1:
-                    eventually(lambda sent=number + 1: books.balance("syslog-udp").accounted == sent, f"{number + 1} datagrams are counted", 20)  # type: ignore[misc]
-        eventually(lambda: overflow(box) > 0, "some records did not fit", 20)
+                    eventually(lambda sent=number + 1: books.balance("syslog-udp").accounted == sent, f"{number + 1} datagrams are counted")  # type: ignore[misc]
+        eventually(lambda: overflow(box) > 0, "some records did not fit")
         kill_ingest(box)
         assert not any(sender.told for sender in senders), "no sender was acknowledged yet"
         cluster.network.heal()

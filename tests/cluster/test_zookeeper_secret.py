@@ -102,7 +102,7 @@ def test_a_cluster_without_a_secret_gets_one_box_by_box(open_cluster: Cluster) -
         produce(cluster, 100)
         create_topic(cluster, f"after-{number}")
     auth = auth_of(cluster.boxes[1].box.box.state_directory)
-    eventually(lambda: open_nodes(cluster, auth) == [], "every node has an ACL", 30)
+    eventually(lambda: open_nodes(cluster, auth) == [], "every node has an ACL")
     assert all(stranger_is_refused(f"{address_of(number)}:{ZOOKEEPER_PORT}") for number in cluster.boxes)
 
 

@@ -62,8 +62,8 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
         for _ in range(LONG_TOPICS):
             create_topic(cluster, "".join(chosen.choice("ab") for _ in range(249)), partitions=1, replication_factor=1)
     client = RawCoordination(running.kafka)
-    eventually(lambda: client.find_coordinators("bystander") == [0, 0], "the box coordinates groups", 30)
-    eventually(lambda: client.committed("bystander", "ab")[0] == 0, "the group is loaded", 30)
+    eventually(lambda: client.find_coordinators("bystander") == [0, 0], "the box coordinates groups")
+    eventually(lambda: client.committed("bystander", "ab")[0] == 0, "the group is loaded")
     client.close()
     yield running
     running.stop()
@@ -143,7 +143,7 @@ def test_members_of_one_group_end_at_the_bound(box: RunningBox, stack: ExitStack
 
 def test_transactional_ids_end_at_the_bound(box: RunningBox, stack: ExitStack) -> None:
     client = stack.enter_context(closing(RawCoordination(box.kafka)))
-    eventually(lambda: client.init_producer("producer-0").error_code == 0, "the transaction coordinator serves", 30)
+    eventually(lambda: client.init_producer("producer-0").error_code == 0, "the transaction coordinator serves")
     codes = [client.init_producer(f"producer-{number}").error_code for number in range(IDS_MAX + 2)]
     assert codes == [0] * IDS_MAX + [REFUSED] * 2 and refused(box, "coordinator", "transactional_ids") == 2
 
@@ -205,13 +205,15 @@ def test_members_and_offsets_end_at_the_memory_of_the_coordinator(box: RunningBo
     assert refused(box, "coordinator", "memory") and number <= 22, "a member has 3 MiB, the coordinator 64"
     image = read_image(box.layout.image_file)
     assert image is not None
-    topics = iter(image.topics.keys() - {"syslog"})
+    others = list(range(number + 1, 40))
 
     def commit_is_refused() -> bool:
-        """Behind a member: the memory is looked at now and then, and what a refused member took for a moment is free at the next look."""
-        client.send(question.api.key, 3, question.encode(3, request))
-        client.send_commit("group-0", next(topics), 0)
-        client.receive()
+        """Behind another member: the memory is looked at now and then, and what a refused member took for a moment is free at the next look."""
+        assert others, "each time there was memory for an offset"
+        other = others.pop()
+        client.send(question.api.key, 3, question.encode(3, request._replace(group_id=f"group-{other}")))
+        client.send_commit(f"group-{other + 20}", max(image.topics, key=len), 0)
+        client.receive()  # of a member that found memory: after the time in which others may join
         return client.receive_commit() == REFUSED
 
     eventually(commit_is_refused, "another offset is refused")

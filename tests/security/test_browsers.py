@@ -144,7 +144,7 @@ def test_a_link_to_the_console_opens_it_and_no_other_site_embeds_it(site: Site, 
     assert fetched(page, f"{console}api/overview")[0] == "refused"
     assert fetched(page, f"{console}assets/page.css", mode="no-cors")[0] == "refused"
     page.execute_script("location.href = arguments[0]", console)
-    eventually(lambda: page.execute_script("return document.querySelector('#ready')?.textContent") == "ready", "the console is shown", 20)
+    eventually(lambda: page.execute_script("return document.querySelector('#ready')?.textContent") == "ready", "the console is shown")
 
 
 @needs_browser

@@ -147,7 +147,7 @@ def led(boxes: dict[int, RunningBox]) -> Led:
         topic = image.topics.get(TOPIC)
         return image if topic is not None and len(topic.partitions[0].isr) == 2 else None
 
-    image = eventually(both_in_sync, "both replicas are in sync", 30)
+    image = eventually(both_in_sync, "both replicas are in sync")
     partition = image.topics[TOPIC].partitions[0]
     follower_id = 3 - partition.leader
     return Led(boxes[partition.leader], boxes[follower_id], follower_id, image.brokers[follower_id].epoch, image.topics[TOPIC].topic_id)
@@ -184,7 +184,7 @@ def test_a_forged_follower_moves_no_high_watermark_and_reads_nothing_above_it(le
         assert high_watermark() == committed
     finally:
         os.kill(fetcher, signal.SIGCONT)
-    eventually(lambda: high_watermark() == end, "the true follower's fetches count", 20)
+    eventually(lambda: high_watermark() == end, "the true follower's fetches count")
     assert client.produce(TOPIC, 0, batch(b"copied again")).error_code == 0
     assert len(image_of(led.leader).topics[TOPIC].partitions[0].isr) == 2
 
@@ -199,9 +199,9 @@ def test_refusals_are_counted_and_logged_with_the_address(led: Led, stack: ExitS
     before = refused()
     assert stranger.fetch_as(led.follower_id, led.broker_epoch, led.topic_id, 0).error_code == REFUSED
     assert refused() == before + 1
-    eventually(lambda: f"requests from {STRANGER}, such as Fetch as replica {led.follower_id}" in led.leader.messages, "it is logged", 20)
+    eventually(lambda: f"requests from {STRANGER}, such as Fetch as replica {led.follower_id}" in led.leader.messages, "it is logged")
     assert client.fetch_as(led.follower_id, 1 << 62, led.topic_id, 0).error_code == ErrorCode.STALE_BROKER_EPOCH
-    eventually(lambda: f"with broker epoch {1 << 62}: registered is {led.broker_epoch}" in led.leader.messages, "it is logged", 20)
+    eventually(lambda: f"with broker epoch {1 << 62}: registered is {led.broker_epoch}" in led.leader.messages, "it is logged")
 
 
 def test_a_stranger_learns_as_a_replica_nothing_that_a_consumer_does_not(led: Led, stack: ExitStack) -> None:
@@ -244,7 +244,7 @@ def test_partitions_join_a_transaction_in_batches_for_boxes_only(tmp_path: Path,
         answer = box.ask_as_data(transaction_apis.INIT_PRODUCER_ID_REQUEST, transaction_apis.INIT_PRODUCER_ID_RESPONSE, 4, asked)
         return answer if answer.error_code == 0 else None
 
-    producer = eventually(begin, "the coordinator gives a producer id", 30)
+    producer = eventually(begin, "the coordinator gives a producer id")
     wanted = transaction_apis.TransactionToExtend("payments", producer.producer_id, producer.producer_epoch, False, (TopicPartitions(TOPIC, (0,)),))
 
     def add(client: Client) -> Any:

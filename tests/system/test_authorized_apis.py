@@ -182,7 +182,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
             for topic in TOPICS:
                 admin.create_topic(topic, 1)
             for key_type in (cluster_apis.GROUP_KEY, cluster_apis.TRANSACTION_KEY):
-                eventually(lambda admin=admin, kind=key_type: coordinator_is_there(admin, kind), "a coordinator", 30)
+                eventually(lambda admin=admin, kind=key_type: coordinator_is_there(admin, kind), "a coordinator")
             admin.close()
         yield Brokers(kafka, box, zookeepers[1], zookeepers[0])
     finally:

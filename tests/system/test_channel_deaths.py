@@ -71,7 +71,7 @@ class TwoSides:
             here = ["connected", str(self.lives["log_writer"])]
             return here in lines and sum(line[0] == "completed" for line in lines[lines.index(here) :]) >= SOME
 
-        eventually(served, "both sides serve", 20)
+        eventually(served, "both sides serve")
 
     def descriptors(self, side: str) -> int:
         return len(os.listdir(f"/proc/{self.processes[side].pid}/fd"))

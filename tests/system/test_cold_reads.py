@@ -64,7 +64,7 @@ class Reader:
                 self.next += 1
             return self.next >= until
 
-        eventually(reached, f"{until} records of {self.topic}", 30)
+        eventually(reached, f"{until} records of {self.topic}")
 
     def close(self) -> None:
         self.consumer.close()
@@ -136,7 +136,7 @@ def test_a_batch_that_is_larger_than_an_answer_comes_whole_though_it_is_cold(col
     assert producer.flush(30) == 0
     make_cold(*(file for disk in cold_box.disks for file in disk.glob("giant-0/*.log")))
     reader = Reader(cold_box, "giant")
-    (message,) = eventually(lambda: reader.consumer.consume(1, 1.0), "the record comes", 20)
+    (message,) = eventually(lambda: reader.consumer.consume(1, 1.0), "the record comes")
     assert message.error() is None and message.value() == giant
     reader.close()
     assert count(cold_box, ACCEPTOR, "fetch.cold_rest_bytes") > 4 * MIB
@@ -144,7 +144,7 @@ def test_a_batch_that_is_larger_than_an_answer_comes_whole_though_it_is_cold(col
     converted = count(cold_box, ACCEPTOR, "fetch.converted_bytes")
     old = Consumer({"bootstrap.servers": cold_box.bootstrap, "group.id": "old", "fetch.message.max.bytes": 8 * MIB, "check.crcs": True} | OLD_CLIENT)
     old.assign([TopicPartition("giant", 0, 0)])
-    (message,) = eventually(lambda: old.consume(1, 1.0), "the record comes to a client of 2015", 20)
+    (message,) = eventually(lambda: old.consume(1, 1.0), "the record comes to a client of 2015")
     assert message.error() is None and message.value() == giant
     old.close()
     assert count(cold_box, ACCEPTOR, "fetch.converted_bytes") - converted >= len(giant)

@@ -75,7 +75,7 @@ def test_top_shows_what_clients_do(shared_box: RunningBox, traffic: None) -> Non
         busy = {topic["name"]: topic for topic in document["topics"]}.get(TOPIC, {"bytes_in_per_s": 0, "bytes_out_per_s": 0})
         return document if busy["bytes_in_per_s"] and busy["bytes_out_per_s"] and document["syslog"]["lines_per_s"] else None
 
-    document = eventually(measured, "producer, consumer and sender are at work", 20)
+    document = eventually(measured, "producer, consumer and sender are at work")
     topic = next(topic for topic in document["topics"] if topic["name"] == TOPIC)
     assert topic["bytes_in_per_s"] > topic["records_in_per_s"] * len(VALUE) * 0.9
     assert topic["records_out_per_s"] == pytest.approx(topic["bytes_out_per_s"] / len(VALUE), rel=0.1)

@@ -67,7 +67,7 @@ def traffic(shared_box: RunningBox) -> Iterator[None]:
     try:
         consumer = Consumer({"bootstrap.servers": shared_box.bootstrap, "group.id": GROUP, "auto.offset.reset": "earliest"})
         consumer.subscribe([TOPIC])
-        eventually(lambda: has_read(consumer), "the group reads a record", 30)
+        eventually(lambda: has_read(consumer), "the group reads a record")
         consumer.commit(asynchronous=False)
         consumer.close()
         yield
@@ -85,14 +85,14 @@ def test_the_page_shows_values_that_change_while_records_are_produced(shared_box
         return str(page.execute_script("return document.querySelector(arguments[0])?.textContent ?? ''", selector))
 
     page.get(origin)
-    eventually(lambda: text("#ready") == "ready", "the page says that the box is ready", 20)
+    eventually(lambda: text("#ready") == "ready", "the page says that the box is ready")
     records = "[data-figure='Records in']"
-    first = eventually(lambda: (shown := text(records)) not in ("", "0/s", "–/s") and shown, "records come in", 20)
-    eventually(lambda: text(records) != first and text(records), "the rate changes", 20)
+    first = eventually(lambda: (shown := text(records)) not in ("", "0/s", "–/s") and shown, "records come in")
+    eventually(lambda: text(records) != first and text(records), "the rate changes")
     assert [name for name in shared_box.box.process_names() if name not in text("#processes")] == []
     assert "2 online" in text("#disks-note") and TOPIC in text("#topics")
     shown_lag = re.compile(rf"{GROUP}empty{TOPIC}\d+([\d,]+)")
-    eventually(lambda: (lag := shown_lag.search(text("#groups"))) and lag[1] != "0", "the group's lag is shown, and grows from 0", 20)
+    eventually(lambda: (lag := shown_lag.search(text("#groups"))) and lag[1] != "0", "the group's lag is shown, and grows from 0")
     assert page.execute_script("return document.querySelectorAll('figure canvas').length") == 4
     ground = "return getComputedStyle(document.body).backgroundColor"
     light = page.execute_script(ground)
@@ -255,7 +255,7 @@ def test_the_search_page_finds_records_narrows_and_shows_hostile_ones_as_text(sh
 
     assert search.search('"timed out" host=web0').startswith("10 records")
     assert search.text("#records mark") == "timed out"
-    eventually(lambda: "10 matches" in search.text("#times-note"), "the times of the matches are counted", 20)
+    eventually(lambda: "10 matches" in search.text("#times-note"), "the times of the matches are counted")
     assert search.run("return document.querySelectorAll('#times i.bad').length") > 0
     assert "query=%22timed+out%22+host%3Dweb0" in page.current_url
 
@@ -276,7 +276,7 @@ def test_the_search_page_finds_records_narrows_and_shows_hostile_ones_as_text(sh
     assert search.run("return document.getElementById('range').value") == "fixed"
 
     page.refresh()
-    eventually(lambda: search.run("return document.querySelectorAll('#topic-names option').length") > 0, "topics", 20)
+    eventually(lambda: search.run("return document.querySelectorAll('#topic-names option').length") > 0, "topics")
     assert search.text("#state").startswith("The address has filled the form in")
     asked = search.run("return performance.getEntriesByType('resource').map((entry) => new URL(entry.name).pathname)")
     assert "/api/topics" in asked and not [path for path in asked if path.startswith("/api/search")], "a link alone starts no search"
@@ -285,9 +285,9 @@ def test_the_search_page_finds_records_narrows_and_shows_hostile_ones_as_text(sh
     for days in ("1d", "7d"):
         search.run("document.getElementById('range').value = arguments[0]; document.getElementById('times-note').textContent = ''", days)
         assert search.search('"timed out" host=web0').startswith("10 records")
-        eventually(lambda: "10 matches" in search.text("#times-note"), "they are counted by the hour", 20)
+        eventually(lambda: "10 matches" in search.text("#times-note"), "they are counted by the hour")
     search.search("host=(")
-    eventually(lambda: "^" in search.text("#problem"), "the mistake is shown at its place", 20)
+    eventually(lambda: "^" in search.text("#problem"), "the mistake is shown at its place")
     # The browser notes the mistake, and each 429 after which the page asks again: a search ends a moment after its connection.
     assert [each for each in complaints(page) if not re.search(r"status of (400|429)", each["message"])] == []
 
@@ -307,13 +307,13 @@ def test_the_search_page_follows_and_pauses(shared_box: RunningBox, searched: st
 
     for value in ODD:
         producer.produce(searched, value)
-    eventually(lambda: sent("the first"), "a later record is on top", 20)
+    eventually(lambda: sent("the first"), "a later record is on top")
     page.find_element("id", "follow").click()
     shown = search.rows()
-    eventually(lambda: sent("another") or "paused" in search.text("#state"), "it is paused", 20)
+    eventually(lambda: sent("another") or "paused" in search.text("#state"), "it is paused")
     assert search.rows() == shown and "another" not in search.text("#records")
     page.find_element("id", "follow").click()
-    eventually(lambda: "another" in search.text("#records"), "what waited is shown", 20)
+    eventually(lambda: "another" in search.text("#records"), "what waited is shown")
     assert search.run("return document.documentElement.scrollWidth <= innerWidth")
     assert complaints(page) == []
 
@@ -326,12 +326,12 @@ def test_the_page_of_senders_shows_them_and_why_lines_are_refused(shared_box: Ru
     def text(selector: str) -> str:
         return str(page.execute_script("return document.querySelector(arguments[0])?.textContent ?? ''", selector))
 
-    eventually(lambda: "syslog-tcp" in text("#listeners"), "the listeners are shown", 20)
+    eventually(lambda: "syslog-tcp" in text("#listeners"), "the listeners are shown")
     send_lines(shared_box, 3)
     with socket.create_connection((shared_box.ingest.host, shared_box.ingest.port)) as stranger:
         stranger.sendall(b"POST /ingest/syslog HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 1\r\n\r\nx")
         assert b" 421 " in stranger.recv(100)
-    eventually(lambda: "127.0.0.1" in text("#senders") and "unknown host" in text("#senders"), "the sender and the reason are shown", 20)
+    eventually(lambda: "127.0.0.1" in text("#senders") and "unknown host" in text("#senders"), "the sender and the reason are shown")
     row = text("#senders tbody tr")
     assert "heard" in row and "syslog-tcp" in row and "unknown host" in text("#listeners")
     field = page.find_element("id", "only")

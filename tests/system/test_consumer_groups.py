@@ -158,7 +158,7 @@ class Topic:
                 member.look()
             return set(self.values) == wanted
 
-        eventually(has_come, f"all {self._sent} values of {self.name}", 20.0)
+        eventually(has_come, f"all {self._sent} values of {self.name}")
 
 
 def described(box: RunningBox, group: str) -> DescribedConsumerGroup:

@@ -40,9 +40,9 @@ def topic(shared_box: RunningBox) -> None:
     with closing(RawCoordination(shared_box.kafka)) as client:
         client.create_topic(TOPIC, 1)
         eventually(lambda: client.is_served(TOPIC, 1), "the topic is served")
-        eventually(lambda: client.find_coordinators("warm-up") == [0, 0], "the state topics are there", 20)
-        eventually(lambda: client.committed("warm-up", TOPIC) == (0, -1), "the group coordinator serves", 20)
-        eventually(lambda: client.init_producer("warm-up").error_code == 0, "the transaction coordinator serves", 20)
+        eventually(lambda: client.find_coordinators("warm-up") == [0, 0], "the state topics are there")
+        eventually(lambda: client.committed("warm-up", TOPIC) == (0, -1), "the group coordinator serves")
+        eventually(lambda: client.init_producer("warm-up").error_code == 0, "the transaction coordinator serves")
 
 
 def _is_read(client: RawCoordination, group: str) -> bool:
@@ -236,7 +236,7 @@ def test_an_idempotent_client_leaves_no_duplicate_when_log_writers_are_killed(sh
     assert failures == []
     reader = StreamReader(shared_box.bootstrap, "once", 2)
     reader.start()
-    eventually(lambda: all(len(reader.numbers[partition]) == 3_000 for partition in range(2)), "all are read", 20)
+    eventually(lambda: all(len(reader.numbers[partition]) == 3_000 for partition in range(2)), "all are read")
     reader.stop()
     assert [len(reader.offsets[partition]) for partition in range(2)] == [3_000, 3_000], "no record came twice"
 
@@ -309,4 +309,4 @@ def test_a_transaction_with_offsets_ends_without_a_long_wait_through_deaths_of_c
         for victim, pid in old_pids.items():
             shared_box.await_restart(victim, pid, 30)
     assert max(seconds for _, _, seconds in waits) < 10, waits
-    eventually(lambda: client.committed(name, TOPIC, require_stable=True) == (0, 7), "the offsets are committed", 30)
+    eventually(lambda: client.committed(name, TOPIC, require_stable=True) == (0, 7), "the offsets are committed")

@@ -58,14 +58,14 @@ class _Load:
         self.sender = SyslogTcpSender(*box.syslog)
         for client in (self.producer, self.reader, self.sender):
             client.start()
-        eventually(lambda: self.producer.acknowledged and self.reader.numbers, "load runs", 20)
+        eventually(lambda: self.producer.acknowledged and self.reader.numbers, "load runs")
 
     def end_and_check(self, box: RunningBox) -> None:
         self.sender.stop()
         self.producer.stop()
         assert self.producer.failures == []
         acknowledged = self.producer.acknowledged
-        eventually(lambda: all(acknowledged[partition] <= self.reader.numbers[partition] for partition in range(PARTITIONS)), "everything is read", 20)
+        eventually(lambda: all(acknowledged[partition] <= self.reader.numbers[partition] for partition in range(PARTITIONS)), "everything is read")
         self.reader.stop()
         assert self.reader.errors == []
         self.reader.check_every_offset_once()
@@ -124,14 +124,14 @@ def test_every_acknowledged_record_survives_the_death_of_the_whole_box(start: Ca
     _create_topic(first, "survivors")
     producer = AckedProducer(first.bootstrap, "survivors", PARTITIONS)
     producer.start()
-    eventually(lambda: len(producer.acknowledged) == PARTITIONS, "load runs", 20)
+    eventually(lambda: len(producer.acknowledged) == PARTITIONS, "load runs")
     time.sleep(1.0)
     first.kill_supervisor()
     second = start(kafka_port=first.kafka.port)
     producer.stop()
     reader = StreamReader(second.bootstrap, "survivors", PARTITIONS)
     reader.start()
-    eventually(lambda: all(producer.acknowledged[partition] <= reader.numbers[partition] for partition in range(PARTITIONS)), "everything is read", 20)
+    eventually(lambda: all(producer.acknowledged[partition] <= reader.numbers[partition] for partition in range(PARTITIONS)), "everything is read")
     reader.stop()
     reader.check_every_offset_once()
     assert producer.failures == []

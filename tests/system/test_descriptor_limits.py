@@ -69,7 +69,7 @@ def test_an_acceptor_without_descriptors_turns_new_clients_away_and_serves_the_o
             def turned_away() -> int:
                 return sum(is_closed(each) for each in clients)
 
-            eventually(lambda: turned_away() >= 30, "new clients are closed instead of waiting in the queue", 30)
+            eventually(lambda: turned_away() >= 30, "new clients are closed instead of waiting in the queue")
             used, failures = cpu_seconds(pid), box.counters(ACCEPTOR).values["acceptor.accept_failures"]
             for number in range(20):
                 assert client.produce(TOPIC, 0, batch(b"meanwhile")) == (0, number + 1)
@@ -95,7 +95,7 @@ def test_long_idle_clients_are_closed_for_new_ones(start: Callable[..., RunningB
             began = time.monotonic()
             idle = [stack.enter_context(socket.create_connection(box.kafka, timeout=10)) for _ in range(4)]
             others = [stack.enter_context(socket.create_connection(box.kafka, timeout=10)) for _ in range(30)]
-            eventually(lambda: any(is_closed(each) for each in others), "new clients are turned away while no other has been idle for long", 30)
+            eventually(lambda: any(is_closed(each) for each in others), "new clients are turned away while no other has been idle for long")
             assert not any(is_closed(each) for each in idle) or time.monotonic() - began > SHED_IDLE_NS / 1e9
 
             def crowd() -> bool:
@@ -105,7 +105,7 @@ def test_long_idle_clients_are_closed_for_new_ones(start: Callable[..., RunningB
                     others.append(stack.enter_context(socket.create_connection(box.kafka, timeout=10)))
                 return all(is_closed(each) for each in idle)
 
-            eventually(lambda: is_closed(others[-1]), "the last that came is turned away", 30)
+            eventually(lambda: is_closed(others[-1]), "the last that came is turned away")
             eventually(crowd, "the idle ones are closed", 60)
             fresh = stack.enter_context(closing(RawClient(box.kafka)))
             assert fresh.produce(TOPIC, 0, batch(b"in their place")).error_code == 0

@@ -63,7 +63,7 @@ def test_a_group_is_listed_described_moved_and_deleted(keeper: RunningBox) -> No
         {"bootstrap.servers": keeper.bootstrap, "group.id": "readers", "client.id": "r1", "auto.offset.reset": "earliest", "enable.auto.commit": False}
     )
     consumer.subscribe([TOPIC])
-    first = eventually(lambda: consumer.poll(0.1), "the first record", 30)
+    first = eventually(lambda: consumer.poll(0.1), "the first record")
     assert first.error() is None
     consumer.commit(message=first, asynchronous=False)
     assert [(group["group_id"], group["state"]) for group in _told(keeper, "group", "list")] == [("readers", "Stable")]
@@ -75,7 +75,7 @@ def test_a_group_is_listed_described_moved_and_deleted(keeper: RunningBox) -> No
     assert refused.returncode != 0
     assert "member" in refused.stderr
     consumer.close()
-    eventually(lambda: _told(keeper, "group", "describe", "readers")["state"] == "Empty", "the member has left", 20)
+    eventually(lambda: _told(keeper, "group", "describe", "readers")["state"] == "Empty", "the member has left")
 
     _done(keeper, "group", "reset-offsets", "readers", "--to-offset", "7", "--dry-run")
     asked = _millrace(keeper, "group", "reset-offsets", "readers", "--to-offset", "7")
@@ -91,8 +91,8 @@ def test_a_group_is_listed_described_moved_and_deleted(keeper: RunningBox) -> No
 
 def test_an_open_transaction_is_listed_described_and_aborted(keeper: RunningBox) -> None:
     with closing(RawCoordination(keeper.kafka)) as client:
-        eventually(lambda: client.find_coordinators("loader") == [0, 0], "the state topics are there", 20)
-        producer = eventually(lambda: (found := client.init_producer("loader")).error_code == 0 and found, "a producer id", 20)
+        eventually(lambda: client.find_coordinators("loader") == [0, 0], "the state topics are there")
+        producer = eventually(lambda: (found := client.init_producer("loader")).error_code == 0 and found, "a producer id")
         assert client.add_partition("loader", producer, TOPIC) == 0
         assert client.produce_batch(TOPIC, 0, transactional_batch(producer.producer_id, producer.producer_epoch, 0, b"open"), "loader")[0] == 0
         listed = {each["transactional_id"]: each["state"] for each in _told(keeper, "transaction", "list")}
@@ -121,8 +121,8 @@ def test_a_transaction_that_no_coordinator_knows_is_found_and_aborted(keeper: Ru
 
 def test_offsets_of_a_transaction_that_no_coordinator_knows_are_open_until_it_is_aborted(keeper: RunningBox) -> None:
     with closing(RawCoordination(keeper.kafka)) as client:
-        eventually(lambda: client.find_coordinators("copier") == [0, 0], "the state topics are there", 20)
-        eventually(lambda: client.commit("copied", TOPIC, 3) == 0, "the group's partition is loaded", 20)
+        eventually(lambda: client.find_coordinators("copier") == [0, 0], "the state topics are there")
+        eventually(lambda: client.commit("copied", TOPIC, 3) == 0, "the group's partition is loaded")
         assert client.commit_transactional("copied", TOPIC, 8, "nobody", Initialized(0, 876_543, 0)) == 0
         assert client.committed("copied", TOPIC, require_stable=True) == (ErrorCode.UNSTABLE_OFFSET_COMMIT, -1)
         assert "876543" in _done(keeper, "transaction", "abort", "--yes", "--hanging", "__consumer_offsets", "--minutes", "0")

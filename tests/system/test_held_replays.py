@@ -54,7 +54,7 @@ def test_memory_ends_while_senders_come_again_and_again_and_everything_is_there_
         (tmp_path / f"body-{number}").write_text("\n".join(lines) + "\n")
     stopped = [box.stop_process(f"log-writer@{disk.name}") for disk in box.box.disks[:1]]
     first = [curl(box.ingest, tmp_path, number) for number in range(SENDERS)]
-    eventually(lambda: ingest_counter(box, "ingest.received") > SENDERS * RECORDS // 2, "it is under way", 20)
+    eventually(lambda: ingest_counter(box, "ingest.received") > SENDERS * RECORDS // 2, "it is under way")
     old = box.kill("ingest@0")
     for sender in first:
         sender.kill()

@@ -103,14 +103,14 @@ def test_ten_thousand_idle_connections_cost_8_kib_each_and_affect_no_other(box: 
     acceptor = box.pid(ACCEPTOR)
     before = proportional_kib(acceptor)
     connect_many(box, count, 1_000, stack)
-    eventually(lambda: _connections(box) == count + 1, "all idle connections are taken", 30)
+    eventually(lambda: _connections(box) == count + 1, "all idle connections are taken")
     grown = proportional_kib(acceptor) - before
     print(f"{grown / count:.2f} KiB a connection")
     assert grown < count * CONNECTION_KIB_MAX
     for number in range(100):
         assert client.produce("busy", 0, _batch(b"x")).base_offset == number
     stack.close()
-    eventually(lambda: _connections(box) == 0, "closed ones are forgotten", 30)
+    eventually(lambda: _connections(box) == 0, "closed ones are forgotten")
 
 
 def test_limits_of_connections_are_counted_and_others_are_unaffected(start: Callable[..., RunningBox], stack: ExitStack) -> None:
@@ -233,7 +233,7 @@ def test_unread_replies_have_a_common_bound(start: Callable[..., RunningBox], st
         with suppress(OSError):
             sock.sendall(question)
         assert client.produce("good", 0, _batch(b"x")).error_code == 0
-    eventually(lambda: _closed(box, MEMORY_LIMIT) >= 5, "those who do not read have to go", 30)
+    eventually(lambda: _closed(box, MEMORY_LIMIT) >= 5, "those who do not read have to go")
     # One request under way is charged with what it takes when decoded, so the bound includes it.
     assert proportional_kib(box.pid(ACCEPTOR)) - before < (2 * limit + 16 * 4 * MIB) // KIB + OVERHEAD_KIB
 

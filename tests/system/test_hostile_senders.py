@@ -126,8 +126,8 @@ def test_a_line_of_a_gibibyte_without_an_end_is_one_cut_line(box: RunningBox, go
         assert memory_kib(box) - before < OVERHEAD_KIB
         sender.shutdown(socket.SHUT_WR)
         assert has_ended(sender)
-    eventually(lambda: counter(box, 'ingest.truncated{listener="slow"}') == truncated + 1, "it is counted as cut", 20)
-    found = eventually(lambda: [document for document in read_documents(box, "slow") if document["host"] == "endless"], "it is stored", 20)
+    eventually(lambda: counter(box, 'ingest.truncated{listener="slow"}') == truncated + 1, "it is counted as cut")
+    found = eventually(lambda: [document for document in read_documents(box, "slow") if document["host"] == "endless"], "it is stored")
     assert len(found) == 1 and found[0]["message"].startswith("xxxx") and len(found[0]["message"]) < 65 * KIB
 
 
@@ -213,7 +213,7 @@ def test_a_stream_without_an_end_is_given_up_at_its_limit_in_every_protocol(box:
         assert has_ended(sender)
         good()
     assert memory_kib(box) - before < OVERHEAD_KIB
-    eventually(lambda: sum(balances_of(box)[listener].since(balance_before)) > 0, "it is counted", 20)
+    eventually(lambda: sum(balances_of(box)[listener].since(balance_before)) > 0, "it is counted")
     balance = balances_of(box)[listener].since(balance_before)
     assert (balance.received, balance.refused >= 1) == (0, True), balance
     assert not reason or counter(box, f'ingest.closed{{reason="{reason}"}}'), reason
@@ -361,7 +361,7 @@ def test_datagrams_that_inflate_without_end_are_counted(box: RunningBox, good: C
     with closing(Reconciliation(box)) as books, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for datagram in (bomb[:60_000], *_gelf_chunks(bomb)):
             sender.sendto(datagram, box.sender("gelf"))
-        eventually(lambda: books.balance("gelf").refused == 2, "both are counted", 20)
+        eventually(lambda: books.balance("gelf").refused == 2, "both are counted")
         assert books.balance("gelf").received == 0
     assert memory_kib(box) - before < OVERHEAD_KIB
 
@@ -398,7 +398,7 @@ def test_bytes_that_are_no_text_are_kept(box: RunningBox, good: Callable[[], Non
         stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)).sendto(bodies["gelf"], box.sender("gelf"))
         for listener in bodies:
             host = f"odd-{listener}"
-            found = eventually(lambda: [document for document in read_documents(box, listener) if document["host"] == host], f"{listener} is stored", 20)  # noqa: B023
+            found = eventually(lambda: [document for document in read_documents(box, listener) if document["host"] == host], f"{listener} is stored")  # noqa: B023
             assert found[0]["message"] == "caf\ufffd \ufffd\ufffd" and {"raw_base64", "bytes_base64"} & found[0].keys(), found
         connection = http.client.HTTPConnection(*box.ingest, timeout=30)
         connection.request("POST", "/ingest/syslog", BAD_JSON % b"http" + b"\n", {"Content-Type": "application/x-ndjson"})
@@ -429,6 +429,6 @@ def test_bad_tls_is_counted_and_good_tls_goes_on(box: RunningBox, good: Callable
         os.write(sender.fileno(), b"\x17\x03\x03\x00\x20" + os.urandom(32))  # a record without a valid seal
         with suppress(ssl.SSLError):
             assert has_ended(sender)
-    eventually(lambda: [document for document in read_documents(box, "tls") if document["host"] == "sealed"], "what was whole before is stored", 20)
+    eventually(lambda: [document for document in read_documents(box, "tls") if document["host"] == "sealed"], "what was whole before is stored")
     assert counter(box, 'ingest.closed{reason="tls-plaintext"}') == plaintext + 1
     assert counter(box, 'ingest.closed{reason="tls-handshake"}') + counter(box, 'ingest.closed{reason="tls-broken"}') == broken + 3

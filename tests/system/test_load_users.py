@@ -105,7 +105,7 @@ def test_what_users_sent_is_what_the_box_stored_and_records_that_vanish_are_miss
     )
     sound = start_users("sound", "live", "--topic", "kept", "--groups", "2", "--users", "10", "--seconds", str(SECONDS), "--processes", "2")
     with cluster_of(box) as cluster:
-        eventually(lambda: count_records(box, "robbed") > DELETED, "records to delete", 30)
+        eventually(lambda: count_records(box, "robbed") > DELETED, "records to delete")
         delete_records(cluster, {TopicPartition("robbed", 0): Offset(DELETED)})
 
     code, words = sound.finish()

@@ -137,9 +137,9 @@ def test_a_group_shares_the_partitions_commits_and_goes_on_when_a_member_dies(bo
             60,
         )
         first = produce(box, 0, 400)
-        eventually(lambda: members[0].records() | members[1].records() >= first, "everything is read", 30)
+        eventually(lambda: members[0].records() | members[1].records() >= first, "everything is read")
         assert members[0].records() and members[1].records()
-        eventually(lambda: committed_offsets(owner) == [100] * PARTITIONS, "everything is committed", 30)
+        eventually(lambda: committed_offsets(owner) == [100] * PARTITIONS, "everything is committed")
         members[0].kill()
         second = produce(box, 400, 400)
         eventually(lambda: members[1].records() >= second, "the other takes over", 60)

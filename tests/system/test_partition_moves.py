@@ -99,7 +99,7 @@ class Load:
         self.reader = StreamReader(box.bootstrap, "busy", PARTITIONS)
         self.producer.start()
         self.reader.start()
-        eventually(lambda: len(self.producer.acknowledged) == PARTITIONS and self.reader.numbers, "load runs", 20)
+        eventually(lambda: len(self.producer.acknowledged) == PARTITIONS and self.reader.numbers, "load runs")
 
     def end_and_check(self) -> None:
         """Nothing lost, no gap, no error; what lies on the disks now is read once more from its beginning."""
@@ -110,8 +110,8 @@ class Load:
         bulk = StreamReader(self.box.bootstrap, "bulk", len(self.box.disks))
         bulk.start()
         for reader in (self.reader, again):
-            eventually(lambda reader=reader: self._is_read_by(reader), "everything is read", 20)  # type: ignore[misc]
-        eventually(lambda: all(len(bulk.offsets[partition]) == BULK_BYTES // 16384 for partition in range(len(self.box.disks))), "bulk is read", 30)
+            eventually(lambda reader=reader: self._is_read_by(reader), "everything is read")  # type: ignore[misc]
+        eventually(lambda: all(len(bulk.offsets[partition]) == BULK_BYTES // 16384 for partition in range(len(self.box.disks))), "bulk is read")
         for reader in (self.reader, again, bulk):
             reader.stop()
             assert reader.errors == []
@@ -148,7 +148,7 @@ def test_partitions_move_while_they_are_written_and_read(start: Callable[..., Ru
         ("nowhere", 0, "UnknownTopicOrPartitionError"),
     ]
     eventually(lambda: _future(admin, path), "DescribeLogDirs shows the copy", 10)
-    eventually(lambda: "bulk-0" in on_disk(box, target) and not moves(box), "bulk-0 has moved", 30)
+    eventually(lambda: "bulk-0" in on_disk(box, target) and not moves(box), "bulk-0 has moved")
     seconds = time.monotonic() - began
     print(f"{BULK_BYTES / MIB:.0f} MiB moved in {seconds:.2f} s, throttled to {THROTTLE / MIB:.0f} MiB/s")
     assert seconds > BULK_BYTES / THROTTLE / 2
@@ -166,7 +166,7 @@ def test_partitions_move_while_they_are_written_and_read(start: Callable[..., Ru
     # The command is interrupted, the moves are not.
     began = time.monotonic()
     drain = command(box, "disk", "drain", "d0", "--throttle", "6MiB/s")
-    eventually(lambda: moves(box), "the moves are ordered", 20)
+    eventually(lambda: moves(box), "the moves are ordered")
     drain.send_signal(signal.SIGINT)
     _, errors = drain.communicate(timeout=20)
     assert drain.returncode == 1 and "millrace disk drain d0 --cancel" in errors

@@ -200,7 +200,7 @@ def _read_all(box: RunningBox) -> dict[int, dict[int, bytes]]:
                 stored[message.partition()][message.offset()] = message.value()  # type: ignore[index,assignment]
             return all(len(stored[p]) >= wanted[p] for p in range(PARTITIONS))
 
-        eventually(step, f"{wanted} records", 20)
+        eventually(step, f"{wanted} records")
     finally:
         consumer.close()
     return stored

@@ -117,7 +117,7 @@ def feed(port: int, word: str, count: int) -> socket.socket:
         except OSError:
             return None
 
-    sender: socket.socket = eventually(connect, f"{word} takes lines", 20)
+    sender: socket.socket = eventually(connect, f"{word} takes lines")
     sender.sendall(b"".join(b"<29>Jan  5 12:00:00 sender prog[7]: %b-%d\n" % (word.encode(), number) for number in range(count)))
     return sender
 
@@ -159,7 +159,7 @@ def test_rsyslog_over_tls_with_its_certificate_and_over_relp_with_and_without_tl
     before = {name: stored(box, name) for name in listeners}
     with daemon(rsyslog(site, tmp_path, entrance, actions), tmp_path), feed(entrance, "rsyslog", LINES):
         for name in listeners:
-            eventually(partial(_has_stored, box, name, before[name] + LINES), f"rsyslog's lines are stored by {name}", 20)
+            eventually(partial(_has_stored, box, name, before[name] + LINES), f"rsyslog's lines are stored by {name}")
     for name, transport in listeners.items():
         assert texts(box, name, "rsyslog") == expected("rsyslog")
         assert {value["headers"]["transport"] for value in read(box, name) if "rsyslog" in value["message"]} == {transport.encode()}
@@ -182,7 +182,7 @@ log {{ source(s_in); destination(d_5424); destination(d_3164); }};
     names = {option: str(tmp_path / name) for option, name in (("-f", "syslog-ng.conf"), ("-R", "persist"), ("-c", "control"), ("-p", "pid"))}
     before = stored(site.box, "tls")
     with daemon([_need("syslog-ng"), "-F", *[part for pair in names.items() for part in pair]], tmp_path), feed(entrance, "ng", LINES):
-        eventually(lambda: stored(site.box, "tls") - before >= 2 * LINES, "syslog-ng's lines are stored twice", 20)
+        eventually(lambda: stored(site.box, "tls") - before >= 2 * LINES, "syslog-ng's lines are stored twice")
     assert texts(site.box, "tls", "ng-") == expected("ng") + expected("ng")
 
 
@@ -225,7 +225,7 @@ def test_lines_that_repeat_themselves_over_sessions_are_stored_each_time(site: S
         leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         broken = line % b"broken"
         leaving.sendall(b"1 open 16 commands=syslog\n\n" + b"2 syslog %d %b\n" % (len(broken), broken))
-        eventually(lambda: texts(site.box, "relp", "again-broken"), "the line that is broken off is stored", 20)
+        eventually(lambda: texts(site.box, "relp", "again-broken"), "the line that is broken off is stored")
     for _ in range(2):
         assert b"4 rsp 0" in relp_session(address, line % b"last", line % b"words", end=b"4 close 0\n")
     wanted = {"again-start": 3, "again-done": 3, "again-beat": 3, "again-broken": 1, "again-last": 2, "again-words": 2}
@@ -255,7 +255,7 @@ def test_loggen_and_every_line_is_stored(site: Site, listener: str, options: lis
     before = stored(site.box, listener)
     sent = _loggen(site.box.sender(listener), *options)
     sent += "--proxied-tls-passthrough" in options  # loggen then says its header in front of TLS, and once more inside of it
-    eventually(lambda: stored(site.box, listener) - before == sent, f"loggen's {sent} lines are stored", 20)
+    eventually(lambda: stored(site.box, listener) - before == sent, f"loggen's {sent} lines are stored")
     if "-H" in options:
         sources = {value["headers"]["proxied_source"] for value in read(site.box, listener)}
         assert len(sources) == 1 and b":" in sources.pop()

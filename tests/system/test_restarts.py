@@ -200,12 +200,12 @@ def test_consumers_follow_a_log_that_rolls_many_segments_a_second(box: RunningBo
     tail, late = (StreamReader(box.bootstrap, "rolling", 2) for _ in range(2))
     producer.start()
     tail.start()
-    eventually(lambda: producer.produced > 40_000, "load runs", 20)
+    eventually(lambda: producer.produced > 40_000, "load runs")
     late.start()
     threading.Event().wait(1.0)
     producer.stop()
     for reader in (tail, late):
-        eventually(lambda reader=reader: all(producer.acknowledged[partition] <= reader.numbers[partition] for partition in range(2)), "everything is read", 20)
+        eventually(lambda reader=reader: all(producer.acknowledged[partition] <= reader.numbers[partition] for partition in range(2)), "everything is read")
         reader.stop()
         assert reader.errors == []
         reader.check_every_offset_once()

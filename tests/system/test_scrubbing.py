@@ -81,11 +81,11 @@ def test_flipped_bits_are_reported_by_position_and_an_index_is_rebuilt(start: Ca
     gone, behind = int(closed[3].stem), int(sorted(directory.glob("*.log"))[4].stem)
     closed[3].unlink()
     lost = {"disk": "d0", "topic": "t", "partition": 0, "first": gone, "until": behind, "is_settled": False}
-    eventually(lambda: status(box)["lost_offsets"] == [lost], "a segment that is removed while the box runs is reported", 20)
+    eventually(lambda: status(box)["lost_offsets"] == [lost], "a segment that is removed while the box runs is reported")
     assert f"CRITICAL log-writer@d0: log t-0 lacks {behind - gone} offsets, {gone} to {behind - 1}" in box.messages
     old_pid = box.kill("log-writer@d0")
     box.await_restart("log-writer@d0", old_pid)
-    eventually(lambda: status(box)["lost_offsets"] == [lost | {"is_settled": True}], "consumers go on behind the offsets", 20)
+    eventually(lambda: status(box)["lost_offsets"] == [lost | {"is_settled": True}], "consumers go on behind the offsets")
     for client in (java, reader):
         assert [record.offset for record in client.fetch("t", 10, gone - 5)][:10] == [*range(gone - 5, gone), *range(behind, behind + 5)], client.name
     java.close()

@@ -125,7 +125,7 @@ def following(shared_box: RunningBox, topic: str) -> Iterator[subprocess.Popen[s
 
 
 def test_a_search_that_follows_shows_new_records_and_ends_with_its_command(shared_box: RunningBox, topic: str, following: subprocess.Popen[str]) -> None:
-    eventually(lambda: searches_of(shared_box), "a search process runs", 20)
+    eventually(lambda: searches_of(shared_box), "a search process runs")
     producer = Producer({"bootstrap.servers": shared_box.bootstrap})
     for number in range(3):
         producer.produce(topic, b"arrived %d" % number, partition=number)
@@ -140,7 +140,7 @@ def test_one_search_is_kept_for_the_box_itself_and_a_closed_connection_ends_one(
     with closing(http.client.HTTPConnection(shared_box.http.host, shared_box.http.port, timeout=30)) as connection:
         connection.request("GET", f"/api/search?{urlencode({'topic': topic, 'query': 'absent', 'follow': 'true'})}")
         assert connection.getresponse().status == 200
-        pids = eventually(lambda: len(found := searches_of(shared_box)) == 2 and found, "the command searches beside it", 20)
+        pids = eventually(lambda: len(found := searches_of(shared_box)) == 2 and found, "the command searches beside it")
         eventually(lambda: all(os.getpriority(os.PRIO_PROCESS, pid) == 19 for pid in pids), "both have the lowest priority", 10)
         assert following.poll() is None
         assert ask(shared_box, topic=topic, query="absent")[0] == 429
@@ -199,4 +199,4 @@ def test_a_searched_topic_gets_summaries_and_a_lost_one_is_made_again(shared_box
     eventually(lost.exists, "it is made again", 60)
     admin = AdminClient({"bootstrap.servers": shared_box.bootstrap})
     admin.delete_topics([large_topic])[large_topic].result(30)
-    eventually(lambda: not directory.exists(), "the summaries go with their segments", 30)
+    eventually(lambda: not directory.exists(), "the summaries go with their segments")

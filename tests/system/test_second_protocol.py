@@ -17,7 +17,7 @@ from lab.three_boxes import ThreeBoxes
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 TRANSACTIONS = 20
-SECONDS = 100
+SECONDS = 200
 
 
 def test_every_end_of_a_transaction_raises_the_epoch_and_aborted_ones_stay_hidden(box: RunningBox) -> None:

@@ -55,7 +55,7 @@ def test_processes_whose_objects_were_deleted_restart_one_by_one(tmp_path: Path)
     # The supervisor logs the loss first and creates its counters afterwards.
     eventually(lambda: (found := read_counters(box.layout, "supervisor")) is not None and found.state == "serving", "its counters are there again")
     again = RawClient(box.kafka)
-    eventually(lambda: again.is_served("kept", 4), "the topic is served again", 30)
+    eventually(lambda: again.is_served("kept", 4), "the topic is served again")
     for partition in range(4):
         assert again.list_offset("kept", partition, -1) == 1
         assert again.produce("kept", partition, _batch()).error_code == 0

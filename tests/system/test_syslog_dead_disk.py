@@ -29,7 +29,7 @@ def _await_books(box: RunningBox, received: int) -> None:
         ledger = read_ledger(box.counters("ingest@0").values)
         return ledger.received == received and ledger.balances and ledger.counted == 0
 
-    eventually(are_settled, f"{received} lines stored", 20)
+    eventually(are_settled, f"{received} lines stored")
 
 
 def _await_end_offset(box: RunningBox, partition: int) -> int:

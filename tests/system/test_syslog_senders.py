@@ -34,7 +34,7 @@ def _ledger(box: RunningBox) -> Ledger:
 
 def _await_books(box: RunningBox, received: int) -> Ledger:
     """The ledger once `received` lines are in it and none is in flight."""
-    eventually(lambda: _ledger(box).received >= received and _ledger(box).in_flight == 0, f"{received} lines are settled: {_ledger(box)}", 20)
+    eventually(lambda: _ledger(box).received >= received and _ledger(box).in_flight == 0, f"{received} lines are settled: {_ledger(box)}")
     return _ledger(box)
 
 
@@ -142,7 +142,7 @@ def test_loggen_over_udp_and_every_line_is_stored_or_counted(shared_box: Running
         ledger = _ledger(shared_box)
         return ledger.in_flight == 0 and ledger.received - before.received + dropped == sent
 
-    eventually(settled, "sent = received + dropped by the kernel, received = stored + counted", 20)
+    eventually(settled, "sent = received + dropped by the kernel, received = stored + counted")
 
 
 def test_rsyslog_in_both_framings_and_by_udp_and_through_its_restart(shared_box: RunningBox, stored: Stored, tmp_path: Path) -> None:
@@ -206,9 +206,9 @@ def test_a_flood_from_loggen_is_accounted_for_while_ingest_is_killed(box: Runnin
     for _ in range(3):
         before = _ledger(box).stored
         with _daemon(command, box.directory):
-            eventually(partial(_stored_more_than, box, before + 10_000), "the flood runs", 20)
+            eventually(partial(_stored_more_than, box, before + 10_000), "the flood runs")
             box.await_restart("ingest@0", box.kill("ingest@0"))
-    eventually(lambda: _ledger(box).in_flight == 0, f"the ledger balances: {_ledger(box)}", 20)
+    eventually(lambda: _ledger(box).in_flight == 0, f"the ledger balances: {_ledger(box)}")
     ledger = _ledger(box)
     reader = Stored(box, from_beginning=True)
     stored = len(reader.read())

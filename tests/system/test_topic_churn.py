@@ -87,8 +87,8 @@ class Churn:
                 return False  # the former one is still being deleted
             return True
 
-        eventually(is_made, f"{self.topic} is created anew", 30)
-        eventually(lambda: self.client.is_served(self.topic, PARTITIONS), f"{self.topic} is served", 30)
+        eventually(is_made, f"{self.topic} is created anew")
+        eventually(lambda: self.client.is_served(self.topic, PARTITIONS), f"{self.topic} is served")
 
 
 def test_topics_that_come_and_go_under_one_name_restart_no_log_writer(box: RunningBox) -> None:

@@ -55,7 +55,7 @@ def _read_by_librdkafka(box: RunningBox, isolation_level: str, end_offset: int) 
             values.append(message.value())
         return consumer.position([Position(TOPIC, 0)])[0].offset >= end_offset
 
-    eventually(reached, f"librdkafka reads up to {end_offset} ({isolation_level})", 30)
+    eventually(reached, f"librdkafka reads up to {end_offset} ({isolation_level})")
     consumer.close()
     return values
 
@@ -71,7 +71,7 @@ def _read_by_kafka_python(box: RunningBox, isolation_level: str, end_offset: int
             values.extend(record.value for record in records)
         return bool(consumer.position(Partition(TOPIC, 0)) >= end_offset)
 
-    eventually(reached, f"kafka-python reads up to {end_offset} ({isolation_level})", 30)
+    eventually(reached, f"kafka-python reads up to {end_offset} ({isolation_level})")
     consumer.close()
     return values
 

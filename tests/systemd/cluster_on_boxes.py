@@ -79,7 +79,7 @@ class ClusterLoad:
         """Until a box leads some of the probed partitions again, as its units leave off: by election, not by waiting for the automatic return."""
         machine = self._cluster.machines[number]
         machine.millrace("topic", "elect", self.probed)
-        eventually(lambda: self.leaders()[self.probed].count(number) >= how_many, f"box {number} leads {how_many} of {self.probed}", 30)
+        eventually(lambda: self.leaders()[self.probed].count(number) >= how_many, f"box {number} leads {how_many} of {self.probed}")
 
     def await_in_sync(self, seconds: float = IN_SYNC_SECONDS) -> None:
         """Until every replica of every partition is in sync."""

@@ -89,7 +89,7 @@ class Load:
         client = RawClient(KAFKA)
         for topic in (first, second):
             client.create_topic(topic, PARTITIONS)
-        eventually(lambda: client.is_served(first, PARTITIONS) and client.is_served(second, PARTITIONS), "the new topics are served", 20)
+        eventually(lambda: client.is_served(first, PARTITIONS) and client.is_served(second, PARTITIONS), "the new topics are served")
         client.close()
         self.producer = AckedProducer(str(KAFKA), first, PARTITIONS, records_a_second=2000)
         self.reader = StreamReader(str(KAFKA), first, PARTITIONS)
@@ -119,7 +119,7 @@ class Load:
         for partition, _, number in self.second.acknowledged:
             second.setdefault(partition, set()).add(number)
         for acknowledged, reader in ((self.producer.acknowledged, self.reader), (second, self.second_reader)):
-            eventually(lambda a=acknowledged, r=reader: all(a[partition] <= r.numbers[partition] for partition in range(PARTITIONS)), "everything is read", 30)
+            eventually(lambda a=acknowledged, r=reader: all(a[partition] <= r.numbers[partition] for partition in range(PARTITIONS)), "everything is read")
             reader.stop()
             reader.check_every_offset_once()
         assert self.producer.failures == [] and self.second.failures == []

@@ -53,7 +53,7 @@ def test_an_order_of_root_believes_nothing_that_a_process_of_the_box_wrote(insta
     machine.path("/var/tmp/evil.py").write_text(EVIL)
     machine.output(f"systemd-run --quiet --unit=evil --uid=millrace {PYTHON} -P /var/tmp/evil.py {runtime}")
     try:
-        eventually(lambda: machine.run("test -e /var/lib/millrace/evil", check=False).returncode == 0, "the other supervisor answers", 20)
+        eventually(lambda: machine.run("test -e /var/lib/millrace/evil", check=False).returncode == 0, "the other supervisor answers")
         refused = installed.millrace("disk", "add", "/srv/extra", *FORCED, check=False)
         assert machine.output(f"cat /run/owned 2>/dev/null; {units}") == ""
         assert refused.returncode == 2 and "disks.json does not say what was ordered of disk evil" in refused.stdout + refused.stderr
@@ -71,5 +71,5 @@ def test_a_disk_that_root_adds_has_units_and_goes_again(installed: InstalledBox)
     installed.await_active("millrace-log-writer@added.service")
     assert machine.output("stat -c '%U %a' /srv/added").split() == ["millrace", "750"]
     assert machine.output(f"stat -c %a {machine.output('ls /run/millrace/*/box.json').strip()}").strip() == "640"
-    eventually(lambda: installed.millrace("disk", "remove", "added", check=False).returncode == 0, "it has no partition, and goes", 20)
+    eventually(lambda: installed.millrace("disk", "remove", "added", check=False).returncode == 0, "it has no partition, and goes")
     assert machine.run("test -e /etc/systemd/system/millrace-log-writer@added.service.d", check=False).returncode == 1

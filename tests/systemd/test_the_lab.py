@@ -91,5 +91,5 @@ def test_nothing_is_left_of_a_box_with_a_frozen_disk_whose_test_was_killed(tmp_p
     done = subprocess.run([sys.executable, "-P", "-c", KILLED, directory], cwd=ROOT, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
                           capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr
-    eventually(lambda: not leftovers(directory), "nothing is left", 20)
+    eventually(lambda: not leftovers(directory), "nothing is left")
     assert not Path(f"/proc/{int(done.stdout)}").exists()
