@@ -48,11 +48,11 @@ def test_real_clients_and_every_record_is_stored_once(box: RunningBox, books: Re
     sent = {"fluent": 200, "keyed": 0, "beats": 300}
     if client_packages.missing_js() is None:
         security = {"clientHostname": "client.example", "sharedKey": "secret"}
-        options: dict[str, Any] = {"requireAckResponse": True, "ackResponseTimeout": 10_000, "flushInterval": 20, "security": security}
+        options: dict[str, Any] = {"requireAckResponse": True, "ackResponseTimeout": 60_000, "flushInterval": 20, "security": security}
         for mode in ("PackedForward", "CompressedPackedForward"):
             assert send_with_npm(keyed.port, 100, eventMode=mode, **options) == {"sent": 100, "errors": []}
             sent["keyed"] += 100
-    with PyLogBeatClient(beats.host, beats.port, timeout=10) as client:
+    with PyLogBeatClient(beats.host, beats.port, timeout=60) as client:
         for first in range(0, 300, 100):
             client.send([{"message": f"beat {number}", "host": {"name": "web-1"}} for number in range(first, first + 100)])
     for name, count in sent.items():
