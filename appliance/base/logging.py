@@ -34,7 +34,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from appliance.base.clock import SystemClock
 from appliance.base.journal import Journal, JournalAbsent, encode_entry, is_journal
 from appliance.base.layout import RUNTIME_VARIABLE, BoxLayout
-from appliance.base.message_file import MessageFile
+from appliance.base.message_file import MessageFile, is_in_memory
 from appliance.base.terminal_text import terminal_text
 
 PREFIX = "MILLRACE_"
@@ -205,6 +205,11 @@ class Logger:
         self._writable = select.poll()
         self._writable.register(descriptor, select.POLLOUT)
 
+    def use_severity(self, name: str) -> None:
+        """Log events of this severity and worse from now on, unless the environment chose one."""
+        if os.environ.get(LEVEL_VARIABLE, "").upper() not in Severity.__members__:
+            self.level = Severity[name.upper()]
+
     # --- for callers
 
     def log(self, severity: Severity, text: str, **fields: object) -> None:
@@ -236,8 +241,9 @@ class Logger:
             self._write_suppressed(suppressed)
 
     def keep_messages(self, layout: BoxLayout) -> None:
-        """Also write to the message file of this box, unless journald has the events."""
-        if self._journal is None:
+        """Also write to the message file of this box, unless journald has the events, or the file
+        would be on a disk."""
+        if self._journal is None and is_in_memory(layout.runtime_directory):
             self.message_file = MessageFile(layout.message_file, SystemClock())
 
     def close(self) -> None:

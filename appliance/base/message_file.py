@@ -2,8 +2,9 @@
 
 Each event is one JSON line with the fields that journald would have (`__REALTIME_TIMESTAMP` in µs),
 so that `millrace logs` reads both alike. All processes append (O_APPEND keeps lines whole); only the
-supervisor rotates. On tmpfs, so that a hanging disk stops no process. Weak: the file ends with the
-box; while the supervisor makes no turn, events beyond `MESSAGES_BYTES_MAX` are left out.
+supervisor rotates. Only on tmpfs (`is_in_memory`), so that a hanging disk stops no process. Weak: the
+file ends with the box; while the supervisor makes no turn, events beyond `MESSAGES_BYTES_MAX` are
+left out.
 """
 
 from __future__ import annotations
@@ -25,6 +26,17 @@ class WallClock(Protocol):
     def wall_ms(self) -> int: ...
 
 
+def is_in_memory(runtime_directory: str) -> bool:
+    """Whether a runtime directory is on tmpfs, not in the state directory (`layout.preferred_roots`)."""
+    session = os.environ.get("XDG_RUNTIME_DIR", "")
+    return runtime_directory.startswith(("/run/", f"{session}/" if session.startswith("/") else "/run/"))
+
+
+def older_path(path: str) -> str:
+    """Return the path of the file before the last rotation."""
+    return f"{path}.1"
+
+
 class MessageFile:
     """The file as one process writes it. It holds no descriptor, because another process rotates it."""
 
@@ -32,17 +44,11 @@ class MessageFile:
         self.path = path
         self._clock = clock
 
-    @property
-    def older_path(self) -> str:
-        """The file before the last rotation."""
-        return f"{self.path}.1"
-
     def append(self, entry: Mapping[str, str]) -> None:
         """Append an event; without effect if the runtime directory is gone or the file is too large."""
-        line = json.dumps({TIME_FIELD: str(self._clock.wall_ms() * 1_000), **entry}).encode() + b"\n"
+        line = self._line(entry)
         if len(line) > EVENT_BYTES_MAX:
-            cut = {name: text[: EVENT_BYTES_MAX // 8] for name, text in entry.items()}
-            line = json.dumps({TIME_FIELD: str(self._clock.wall_ms() * 1_000), **cut}).encode() + b"\n"
+            line = self._line({name: text[: EVENT_BYTES_MAX // 20] for name, text in entry.items()})
         with suppress(OSError):
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
@@ -51,8 +57,12 @@ class MessageFile:
             finally:
                 os.close(descriptor)
 
+    def _line(self, entry: Mapping[str, str]) -> bytes:
+        """The line end before it ends a line of which a full tmpfs took a part only."""
+        return b"\n" + json.dumps({TIME_FIELD: str(self._clock.wall_ms() * 1_000), **entry}).encode() + b"\n"
+
     def rotate(self) -> None:
         """Make a large file the older one. For the supervisor alone."""
         with suppress(OSError):
             if os.stat(self.path).st_size >= ROTATED_BYTES:
-                os.rename(self.path, self.older_path)
+                os.rename(self.path, older_path(self.path))

@@ -1,12 +1,14 @@
 """`millrace logs`: what the processes of the box report, from the journal, or the message file of `millrace run`.
 
 The journal is read by `journalctl -o json`, which is part of systemd, has its rights, indexes and rotation, and ends with the command; its
-Python binding would be a package to build. Names and texts may be a client's: nothing in them acts on a terminal. Weak spot: events of
-processes and units are filtered here, after journalctl has written them all.
+Python binding would be a package to build. Names and texts may be a client's: nothing in them acts on a terminal. Weak spots: events of
+processes and units are filtered here, after journalctl has written them all; what a process writes into a file that the supervisor has renamed
+a moment ago may be missing while following.
 """
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import select
@@ -15,15 +17,15 @@ import stat
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, NamedTuple
 
+from appliance.base.clock import SystemClock
 from appliance.base.errors import MillraceError
 from appliance.base.layout import DATA_VARIABLE, BoxLayout
 from appliance.base.logging import IDENTIFIER, LOG_FIELDS, PREFIX, Severity
-from appliance.base.message_file import EVENT_BYTES_MAX, TIME_FIELD, MessageFile
+from appliance.base.message_file import EVENT_BYTES_MAX, TIME_FIELD, is_in_memory, older_path
 from appliance.base.terminal_text import terminal_json, terminal_text
 from appliance.base.time_texts import moment_text, parse_moment
 from appliance.base.trusted_files import open_directory
@@ -37,6 +39,7 @@ from appliance.senders.conditions import SEVERITIES
 LOOK_SECONDS = 0.2
 COLUMNS_MIN = 60
 UNITS = "millrace*"
+JOURNAL_GROUPS = frozenset({"systemd-journal", "adm", "wheel"})
 
 
 def logs(
@@ -78,6 +81,10 @@ def logs(
                     sys.stdout.flush()
     except KeyboardInterrupt:
         return
+    if not count and layout is None and not may_read_journal(os.geteuid(), _group_names()):
+        raise MillraceError("this user may not read the journal of the box; run the command with sudo, or as a member of the group systemd-journal")
+    if not count and layout is not None and not is_in_memory(layout.runtime_directory):
+        raise MillraceError(f"this box keeps no events: {layout.runtime_directory} is on a disk; they are where its output goes (XDG_RUNTIME_DIR was not set)")
     if not count and not as_json:
         say(f"no such event since {moment_text(wanted.since_us // 1_000)}; --since 7d looks further back")
 
@@ -93,6 +100,15 @@ def _layout_of_run(data: str | None, config: str | None) -> BoxLayout | None:
     from appliance.runtime.unit_process import SYSTEMD  # shared memory, which `--help` need not wait for
 
     return None if found.box.get("managed_by") == SYSTEMD else found.layout
+
+
+def may_read_journal(user: int, groups: Collection[str]) -> bool:
+    """Whether journald shows a user the entries of all (systemd-journald.service(8)); to others journalctl shows their own, without a word."""
+    return user == 0 or not JOURNAL_GROUPS.isdisjoint(groups)
+
+
+def _group_names() -> set[str]:
+    return {group.gr_name for group in grp.getgrall() if group.gr_gid in {os.getegid(), *os.getgroups()}}
 
 
 class LoggedEvent(NamedTuple):
@@ -146,7 +162,7 @@ class EventFilter(NamedTuple):
     @classmethod
     def chosen(cls, since: str, until: str | None, severity: str, process: str | None, disk: str | None, name: str | None) -> EventFilter:
         """Raises UsageProblem for what is no time or no severity, and for an empty time range."""
-        now_ms = int(datetime.now(UTC).timestamp() * 1_000)
+        now_ms = SystemClock().wall_ms()
         moments: dict[str, int] = {}
         for option_name, text in (("since", since), ("until", until)):
             try:
@@ -209,26 +225,21 @@ def parsed_entry(line: bytes) -> dict[str, Any] | None:
 
 def file_entries(layout: BoxLayout, follow: bool) -> Iterator[dict[str, Any] | None]:
     """Yield the entries of the message file, None whenever nothing more is there at the moment; ends with the box."""
-    file = MessageFile(layout.message_file, _NO_CLOCK)
-    for descriptor in _open_in_turn(layout, [file.older_path, file.path], follow):
+    path = layout.message_file
+    for descriptor in _open_in_turn(layout, [older_path(path), path], follow):
         with open(descriptor, "rb") as opened:
             is_last_look = False
             while not is_last_look:
-                is_last_look = not follow or _is_rotated(descriptor, file.path)
+                is_last_look = not follow or _is_rotated(descriptor, path)
                 while line := opened.readline(2 * EVENT_BYTES_MAX):
+                    if line[-1:] != b"\n" and not is_last_look:
+                        opened.seek(-len(line), os.SEEK_CUR)  # it is being written
+                        break
                     if (entry := parsed_entry(line)) is not None:
                         yield entry
                 yield None
                 if not is_last_look:
                     select.select([], [], [], LOOK_SECONDS)
-
-
-class _NoClock:
-    def wall_ms(self) -> int:
-        raise AssertionError("a reader writes no event")
-
-
-_NO_CLOCK = _NoClock()
 
 
 def _open_in_turn(layout: BoxLayout, paths: list[str], follow: bool) -> Iterator[int]:

@@ -13,7 +13,7 @@ from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.base.message_file import EVENT_BYTES_MAX, MESSAGES_BYTES_MAX, ROTATED_BYTES, MessageFile
 from appliance.command.failures import UsageProblem
-from appliance.command.logs import EventFilter, EventLines, LoggedEvent, event_of, file_entries, journal_command
+from appliance.command.logs import EventFilter, EventLines, LoggedEvent, event_of, file_entries, journal_command, may_read_journal
 
 TIME_US = 1_795_875_920_820_000
 
@@ -27,7 +27,7 @@ def layout(tmp_path: Path) -> BoxLayout:
 
 def logger_of(layout: BoxLayout, process: str) -> Logger:
     log = Logger(process, descriptor=os.open(os.devnull, os.O_WRONLY), clock=ManualClock())
-    log.keep_messages(layout)
+    log.message_file = MessageFile(layout.message_file, ManualClock())
     return log
 
 
@@ -80,6 +80,31 @@ def test_the_file_is_bounded_and_a_box_that_has_gone_gets_none(layout: BoxLayout
     gone.append({"MESSAGE": "x"})
     gone.rotate()
     assert not os.path.exists(f"{tmp_path}/gone")
+
+
+def test_a_line_that_is_being_written_is_read_when_it_is_whole_and_one_that_was_cut_costs_no_other(layout: BoxLayout) -> None:
+    with open(layout.message_file, "ab", buffering=0) as file:
+        file.write(b'{"MESSAGE": "cut, because tmpfs was f')
+        logger_of(layout, "ingest@0").info("next")
+        file.write(b'\n{"__REALTIME_TIMESTAMP": "1", "MESSAGE": "in t')
+        following = file_entries(layout, follow=True)
+        assert texts([next(following), next(following)]) == ["next"]
+        file.write(b'wo"}\n')
+        assert texts([next(following)]) == ["in two"]
+    following.close()  # type: ignore[attr-defined]
+
+
+def test_only_a_file_on_tmpfs_is_written_because_a_disk_may_hang(layout: BoxLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Logger("x", descriptor=os.open(os.devnull, os.O_WRONLY))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/nowhere")
+    log.keep_messages(layout)
+    assert log.message_file is None, "STATE/run is on the disk of the state directory"
+    log.keep_messages(BoxLayout("/run/millrace/b"))
+    assert log.message_file is not None
+
+
+def test_who_may_read_the_journal_is_told_apart_from_an_empty_one() -> None:
+    assert may_read_journal(0, ()) and may_read_journal(1000, {"users", "adm"}) and not may_read_journal(1000, {"users"})
 
 
 def test_a_link_or_a_pipe_in_place_of_the_file_is_not_read(layout: BoxLayout) -> None:
