@@ -84,9 +84,17 @@ class Receiver:
         self._on_request = on_request
 
     def receive(self, connection: Connection) -> bool:
-        """Receive once, a limited number of bytes. False: the client is gone. Raises ProtocolViolation, OSError."""
-        if connection.body is not None:
-            return self._receive_body(connection, connection.body)
+        """Receive a limited number of bytes. False: the client is gone. Raises ProtocolViolation, OSError."""
+        body = connection.body
+        if body is None:
+            if not self._receive_frames(connection):
+                return False
+            body = connection.body  # begun now: the rest is mostly there, and a turn costs more than asking
+            if body is None or connection.closed:
+                return True
+        return self._receive_body(connection, body)
+
+    def _receive_frames(self, connection: Connection) -> bool:
         room = FIRST_BITE_BYTES if connection.expects_large else SCRATCH_BYTES
         scratch = self._scratch
         size_bytes = connection.transport.receive_into(scratch[:room])

@@ -120,6 +120,28 @@ def test_a_client_that_only_announces_a_large_produce_holds_no_arena_slot(side: 
     assert side.arena.slots_in_use() == 0
 
 
+def test_a_large_produce_that_has_arrived_takes_one_turn(side: _Side) -> None:
+    sock, connection = side.connect()
+    request = _request(ApiKey.PRODUCE, 150_000)
+    sock.sendall(request[:100_000])
+    side.receiver.receive(connection)
+    assert connection.expects_large and not side.requests
+    sock.sendall(request[100_000:])
+    side.receiver.receive(connection)
+    assert len(side.requests) == 1
+    sock.sendall(request)
+    assert side.receiver.receive(connection)
+    assert side.requests == [request[4:]] * 2 and connection.body is None and connection.frame_since_ns == 0
+    sock.sendall(request[:100_000])
+    sock.shutdown(socket.SHUT_WR)
+    assert side.receiver.receive(connection)
+    assert not side.receiver.receive(connection), "the client has left in the middle of a request"
+    for slot in side.slots:
+        slot.release()
+    side.receiver.drop(connection)
+    assert side.arena.slots_in_use() == 0
+
+
 def test_incomplete_bodies_have_half_of_the_arena_and_the_slow_ones_give_way(side: _Side) -> None:
     request = _request(ApiKey.PRODUCE, 400_000)
     (first, holder), (second, waiter) = side.connect(), side.connect()
