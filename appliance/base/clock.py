@@ -35,9 +35,8 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clocks."""
 
-    @staticmethod
-    def monotonic_ns() -> int:
-        return time.monotonic_ns()
+    monotonic_ns = staticmethod(time.monotonic_ns)
+    """Without a function around it: a produce asks for it twenty times."""
 
     @staticmethod
     def monotonic_ms() -> int:

@@ -136,6 +136,8 @@ class Peers:
 
     def do_work(self, now_ns: int) -> int:
         """Connections' turns, and the answers that will not come."""
+        if not self._lines and not self._lost:
+            return 0
         lost, self._lost = self._lost, []
         for on_answer in lost:
             on_answer(None)

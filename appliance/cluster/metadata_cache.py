@@ -220,13 +220,18 @@ class MetadataCache:
         """Apply a new image and changed tables; return the largest change found."""
         change = CacheChange.NOTHING
         tables, by_disk = self._tables, self._proxies.by_disk
-        for disk in [disk for disk in tables if disk not in by_disk or by_disk[disk].table is not tables[disk].table]:
-            del tables[disk]
+        if not tables.keys() <= by_disk.keys():
+            for disk in tables.keys() - by_disk.keys():
+                del tables[disk]
             self._must_place = True
-        for disk, proxy in by_disk.items():
-            known = tables.get(disk)
-            if known is None and proxy.table is not None:
-                known = tables[disk] = KnownRows(proxy.table)
+        for disk, proxy in by_disk.items():  # in each turn: a produce of 1 MB takes two
+            known, table = tables.get(disk), proxy.table
+            if known is not None and known.table is not table:
+                known = None
+                del tables[disk]
+                self._must_place = True
+            if known is None and table is not None:
+                known = tables[disk] = KnownRows(table)
                 self._must_place = True
             if known is not None and known.is_old:
                 change = CacheChange.ROLES

@@ -72,7 +72,10 @@ class ChannelAcceptor:
 
     def has_descriptors(self) -> bool:
         """Return whether a source has unread descriptors (the second check before sleeping)."""
-        return any(channel.descriptors.has_entries() for channel in self.channels)
+        for channel in self.channels:  # each turn: `any` would make a generator
+            if channel.descriptors.has_entries():
+                return True
+        return False
 
     def close(self) -> None:
         """Stop listening and close all channels."""

@@ -50,10 +50,16 @@ class SegmentTail:
         self.last_indexed_timestamp = -1
 
     def copy(self) -> SegmentTail:
-        """Return an independent copy."""
-        other = SegmentTail.__new__(SegmentTail)
-        for name in SegmentTail.__slots__:
-            setattr(other, name, getattr(self, name))
+        """Return an independent copy. Written out, because each append makes one."""
+        other = SegmentTail(self.base_offset, self.created_ms)
+        other.size_bytes = self.size_bytes
+        other.first_timestamp = self.first_timestamp
+        other.max_timestamp = self.max_timestamp
+        other.max_timestamp_offset = self.max_timestamp_offset
+        other.bytes_since_index_entry = self.bytes_since_index_entry
+        other.index_count = self.index_count
+        other.time_index_count = self.time_index_count
+        other.last_indexed_timestamp = self.last_indexed_timestamp
         return other
 
     def roll_timestamp(self, segment_ms: int, now_ms: int) -> int:

@@ -62,6 +62,8 @@ from services.log_writer.replicas.replicas_of_disk import ProducerUpkeep
 DESCRIPTOR_BURST = 256
 """Descriptors taken from one source in one turn."""
 HOUSEKEEPING_NS = 1_000_000_000
+SLICES_NS = 1_000_000
+"""How often turns with appends look for background work that goes on; others always do."""
 SLICE_PARK_MS = 5
 """The longest wait between the slices of a flush round, of a removal, and between the swaps of a
 cleaning run."""
@@ -158,7 +160,7 @@ class LogWriterAgent:
         self._dropped = counters.counter("log_writer.dropped_of_dead_sources")
         self._lost_file = lost_file(context.layout, self.disk.name)
         self._reported_lost: tuple[LostOffsets, ...] | None = None
-        self._next_housekeeping_ns = 0
+        self._next_housekeeping_ns = self._next_slices_ns = 0
         self._bytes = counters.counter("log_writer.bytes")
         self._latency = counters.histogram("log_writer.append_round_us")
         counters.set_state("recovering")
@@ -209,8 +211,10 @@ class LogWriterAgent:
             if self._has_opened_late:
                 self._invite_controller()
             self._keep_house()
-        elif self.flush_rounds.goes_on or self.retention.goes_on or self.cleaning.goes_on or self.moves.goes_on or self._batch_repairs.is_under_way:
-            self._keep_house()
+        elif not work or now_ns >= self._next_slices_ns:
+            self._next_slices_ns = now_ns + SLICES_NS
+            if self.flush_rounds.goes_on or self.retention.goes_on or self.cleaning.goes_on or self.moves.goes_on or self._batch_repairs.is_under_way:
+                self._keep_house()
         self._progress.turn(now_ns)
         if self._deletions.are_awaited:
             self._deletions.turn(now_ns)

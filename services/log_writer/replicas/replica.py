@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from appliance.base.clock import Clock
-from appliance.base.invariants import check
+from appliance.base.invariants import InvariantViolation, check
 from appliance.base.model import FILE_START, NO_LEADER_EPOCH, NO_OFFSET, LeaderEpoch, Offset, Position, TopicId, TopicPartition
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, ROLE_NONE, PartitionTableWriter, Row
 from appliance.storage.batch_boundary import BatchEnds
@@ -348,8 +348,10 @@ class Replica:
     def _advance_high_watermark(self) -> None:
         """Of a leader that is the sole replica."""
         if self.flush_policy != FLUSH_BEFORE_ACKNOWLEDGEMENT and self.role == ROLE_LEADER:
-            check(self.log.log_end_offset >= self.high_watermark, f"the high watermark of {self.topic_partition} is beyond its log")
-            self.high_watermark = self.log.log_end_offset
+            log_end_offset = self.log.log_end_offset
+            if log_end_offset < self.high_watermark:  # not `check`, which would format its message on each append
+                raise InvariantViolation(f"the high watermark of {self.topic_partition} is beyond its log")
+            self.high_watermark = log_end_offset
 
     def _row(self) -> Row:
         """Return the row.

@@ -36,7 +36,8 @@ class World:
         self.readers: list[PartitionTableReader] = []
         self.rows = [self.writer.add_row(row(partition)) for partition in range(2)]
         self.proxy = SimpleNamespace(disk="d0", serving=True, is_hung=False, table=self.attach())
-        self.view = MetadataCache(1, cast(Any, SimpleNamespace(by_disk={"d0": self.proxy})))
+        self.by_disk = {"d0": self.proxy}
+        self.view = MetadataCache(1, cast(Any, SimpleNamespace(by_disk=self.by_disk)))
 
     def attach(self) -> PartitionTableReader:
         self.readers.append(PartitionTableReader.attach(self.writer.shared.name))
@@ -123,6 +124,14 @@ def test_a_table_that_was_opened_again_has_placements_of_its_own(world: World) -
     assert view.refresh() is CacheChange.PLACES
     after = view.placement("t", 0)
     assert after is not None and after is not before and after.table is world.proxy.table
+
+
+@pytest.mark.parametrize("others", [[], ["d1"], ["d1", "d2"]])
+def test_partitions_of_a_removed_disk_are_not_found_whatever_comes_in_its_place(world: World, others: list[str]) -> None:
+    del world.by_disk["d0"]
+    world.by_disk.update({disk: SimpleNamespace(disk=disk, serving=False, is_hung=False, table=None) for disk in others})
+    assert world.view.refresh() is CacheChange.PLACES and world.view.placement("t", 0) is None
+    assert world.view.refresh() is CacheChange.NOTHING
 
 
 def test_files_of_a_disk_that_goes_offline_are_nobodys_any_more(world: World) -> None:

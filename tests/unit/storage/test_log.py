@@ -9,11 +9,13 @@ import pytest
 
 from appliance.base.errors import ErrorCode, StorageFailed
 from appliance.base.invariants import InvariantViolation
+from appliance.base.model import FIRST_OFFSET
 from appliance.records.batch import read_batch_header, stamp_batch
 from appliance.storage.append_plan import RefusedBatch
 from appliance.storage.indexes import OFFSET_ENTRY, TIME_ENTRY
 from appliance.storage.log_config import LogConfig
 from appliance.storage.recovery import SameBoot, Unclean
+from appliance.storage.segment import SegmentTail
 from tests.unit.storage.storage_support import NAME, NOW_MS, batch, open_log, stored_bytes, stored_records
 
 ROOMY = LogConfig(index_interval_bytes=150)
@@ -270,3 +272,11 @@ def test_timestamps_that_run_ahead_begin_no_segments_without_number(tmp_path: Pa
         log.append_as_leader([batch(b"x", timestamp_ms=NOW_MS + number * 2000)], 0, NOW_MS)
     assert log.segment_base_offsets == [0, 1, 2, 3, 4, 14], "then by size"
     log.close()
+
+
+def test_a_copy_of_the_end_of_a_segment_has_all_of_it() -> None:
+    tail = SegmentTail(FIRST_OFFSET, 7)
+    for number, name in enumerate(SegmentTail.__slots__):
+        setattr(tail, name, 100 + number)
+    copy = tail.copy()
+    assert [getattr(copy, name) for name in SegmentTail.__slots__] == [100 + number for number in range(len(SegmentTail.__slots__))]

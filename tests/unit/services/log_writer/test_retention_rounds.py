@@ -103,6 +103,16 @@ class RetainedPartition:
         return self.writer.counters.counter(name).value
 
 
+def test_a_log_writer_that_appends_in_each_turn_goes_on_with_what_it_removes(layout: BoxLayout, tmp_path: Path) -> None:
+    partition = RetainedPartition(layout, tmp_path).fill(retention_bytes="2000")
+    partition.writer.clock.advance_ms(1001)
+    for _ in range(30):
+        partition.append()
+        partition.writer.agent.retention.task.join()
+    assert partition.logs[0] == partition.range[0] > 0
+    partition.writer.stop()
+
+
 def checkpointed(path: Path) -> int:
     return checkpoints.read_offsets(str(path / checkpoints.LOG_START_OFFSETS)).get(TopicPartition("t", 0), 0)
 
