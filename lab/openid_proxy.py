@@ -1,7 +1,7 @@
 """A real reverse proxy that logs its users in by OpenID Connect: Debian's Apache with mod_auth_openidc, and a provider for it.
 
 The proxy is reached by HTTPS and connects from an address of its own. Its part that concerns the console is that of docs/security.md.
-Weak spot: the provider asks for no password; it lets in whom `user` names.
+Weak spot: the provider asks for no password and no secret of its client; it lets in whom `user` names.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Provider(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         asked = parse_qs(self.rfile.read(int(self.headers["content-length"])).decode())
         user, nonce = self.codes.pop(asked["code"][0])
-        token = self.issuer.token(f"id of {user}", iss=self.address, aud=CLIENT, nonce=nonce, preferred_username=user)
+        token = self.issuer.token(user, iss=self.address, aud=CLIENT, nonce=nonce, preferred_username="another")
         self._answer(json.dumps({"access_token": "none", "token_type": "Bearer", "id_token": token}).encode())
 
     def _answer(self, body: bytes) -> None:
@@ -131,34 +131,42 @@ ProxyPass /oidc !
 {_documented().replace("http://127.0.0.1:8080", f"http://{console}")}"""
 
 
+def _start(file: Path, log: Path) -> subprocess.Popen[bytes] | None:
+    """None: another process has taken its port."""
+    command = ["apache2", "-D", "FOREGROUND", "-f", str(file)]
+    apache = subprocess.Popen(command, preexec_fn=partial(die_with_parent, os.getpid()), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+    def outcome() -> str:
+        if apache.poll() is not None:
+            _, said = apache.communicate()
+            assert b"Address already in use" in said, (said, log.read_text() if log.exists() else "")
+            return "taken"
+        return "serves" if log.exists() and "resuming normal operations" in log.read_text() else ""
+
+    return apache if eventually(outcome, "Apache serves") == "serves" else None
+
+
 @contextmanager
 def openid_proxy(directory: Path, console: Address, source: str) -> Iterator[OpenIdProxy]:
     """A proxy before a console, which it connects to from `source`."""
     directory.mkdir()
-    authority, port = Authority(directory), free_port()
+    authority = Authority(directory)
     keystore = authority.sign("localhost", "DNS:localhost").write_keystore(directory / "keystore.pem")
-    known = {"issuer": TokenIssuer(directory), "codes": {}, "user": ""}
-    handler: Any = type("Provider", (Provider,), known)
+    handler: Any = type("Provider", (Provider,), {"issuer": TokenIssuer(directory), "codes": {}, "user": ""})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    file = directory / "apache.conf"
-    file.write_text(_configuration(directory, port, source, console, f"http://127.0.0.1:{server.server_port}", keystore))
-    apache = subprocess.Popen(
-        ["apache2", "-D", "FOREGROUND", "-f", str(file)], preexec_fn=partial(die_with_parent, os.getpid()), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+    apache = None
     try:
-        log = directory / "apache.log"
-
-        def serves() -> bool:
-            assert apache.poll() is None, (apache.communicate(), log.read_text() if log.exists() else "")
-            return log.exists() and "resuming normal operations" in log.read_text()
-
-        eventually(serves, "Apache serves")
+        while apache is None:
+            port, file = free_port(), directory / "apache.conf"
+            file.write_text(_configuration(directory, port, source, console, f"http://127.0.0.1:{server.server_port}", keystore))
+            apache = _start(file, directory / "apache.log")
         yield OpenIdProxy(f"https://localhost:{port}", authority.certificate, handler)
     finally:
-        apache.send_signal(signal.SIGTERM)
-        apache.communicate()
+        if apache is not None:
+            apache.send_signal(signal.SIGTERM)
+            apache.communicate()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -3,7 +3,7 @@
 One function for each API. Credentials never appear: of users only names, mechanisms and iterations, of configs
 only values that are known to be none. Pure. An acceptor imports this module, and the schemas of each API, at the
 first such request: all of them would take 33 ms and 5 MB. Weak: "before" is what the image of this box has, which may
-be a moment old; of users and quotas, what the images beside it have.
+be a moment old; of users and quotas, what the images beside it have; of large requests there is none.
 """
 
 from __future__ import annotations
