@@ -55,7 +55,7 @@ def fill(box: RunningBox) -> None:
             "items": chance.randrange(1, 9),
             "total": f"{chance.randrange(500, 90_000) / 100:.2f}",
         }
-        producer.produce("orders", orjson.dumps(order), key=order["customer"])
+        producer.produce("orders", orjson.dumps(order), key=str(order["customer"]))
         producer.poll(0)
     assert producer.flush(30) == 0
     consumer = Consumer({"bootstrap.servers": box.bootstrap, "group.id": "billing", "auto.offset.reset": "earliest"})
