@@ -35,7 +35,7 @@ CLIENT_MEMBER_IDS_SINCE = 1
 
 
 SUBSCRIPTION_CHARACTERS_MAX: Final = 1 << 20
-"""Of the topics that one member names, more than 4,000 of the longest names: they stay in memory."""
+"""Of the topics that one member names, 3,500 of the longest names: they stay in memory."""
 
 
 def request_problem(request: ConsumerGroupHeartbeatRequest, version: int, regexes: TopicRegexes, now_ms: int) -> Refusal | None:

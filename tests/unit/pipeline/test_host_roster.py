@@ -65,5 +65,6 @@ def test_a_file_of_the_current_directory_stands_for_no_module_that_is_imported_l
     (tmp_path / "own_jobs_of_a_test.py").write_text("def count(rows):\n    return rows\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     assert load_job("own_jobs_of_a_test:count").name == "own_jobs_of_a_test:count"
     assert sys.path[-1] == str(tmp_path) and str(tmp_path) not in sys.path[:-1]
