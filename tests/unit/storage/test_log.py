@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -11,12 +12,13 @@ from appliance.base.errors import ErrorCode, StorageFailed
 from appliance.base.invariants import InvariantViolation
 from appliance.base.model import FIRST_OFFSET
 from appliance.records.batch import read_batch_header, stamp_batch
+from appliance.storage import file_io
 from appliance.storage.append_plan import RefusedBatch
 from appliance.storage.indexes import OFFSET_ENTRY, TIME_ENTRY
 from appliance.storage.log_config import LogConfig
 from appliance.storage.recovery import SameBoot, Unclean
-from appliance.storage.segment import SegmentTail
-from tests.unit.storage.storage_support import NAME, NOW_MS, batch, open_log, stored_bytes, stored_records
+from appliance.storage.segment import AHEAD_BYTES, AHEAD_SEGMENT_BYTES_MIN, SegmentTail
+from tests.unit.storage.storage_support import NAME, NOW_MS, batch, failing_file_calls, open_log, stored_bytes, stored_records
 
 ROOMY = LogConfig(index_interval_bytes=150)
 
@@ -280,3 +282,36 @@ def test_a_copy_of_the_end_of_a_segment_has_all_of_it() -> None:
         setattr(tail, name, 100 + number)
     copy = tail.copy()
     assert [getattr(copy, name) for name in SegmentTail.__slots__] == [100 + number for number in range(len(SegmentTail.__slots__))]
+
+
+def test_blocks_of_a_large_segment_are_allocated_ahead_and_freed_when_it_is_sealed(tmp_path: Path) -> None:
+    """The file has its size all the time, and a file system that allocates nothing is no failure."""
+    with (tmp_path / "probe").open("wb") as probe:
+        try:
+            file_io.allocate(probe.fileno(), 0, 4096)
+        except OSError as error:
+            pytest.skip(f"allocating ahead: {error}")
+        assert os.fstat(probe.fileno()).st_size == 0
+    large = batch(bytes(1 << 20))
+    log = open_log(tmp_path, LogConfig(segment_bytes=64 << 20))
+    file = tmp_path / f"{0:020d}.log"
+
+    def unused_bytes() -> int:
+        assert file.stat().st_size == log.log_end_offset * len(large)
+        return file.stat().st_blocks * 512 - file.stat().st_size
+
+    while log.log_end_offset * len(large) < AHEAD_SEGMENT_BYTES_MIN:
+        log.append_as_leader([large], 0, 0)
+    assert unused_bytes() <= 4096, "a small segment has no more than it needs"
+    with failing_file_calls(1, error=errno.EOPNOTSUPP) as faults:
+        log.append_as_leader([large], 0, 0)
+    assert faults.failed == ["allocate"] and unused_bytes() <= 4096
+    log.close()
+    log = open_log(tmp_path, LogConfig(segment_bytes=64 << 20), recovery=Unclean(0))
+    log.append_as_leader([large], 0, 0)
+    assert 2 * len(large) < unused_bytes() <= AHEAD_BYTES + 4096
+    log.close()
+    log = open_log(tmp_path, LogConfig(segment_bytes=64 << 20), recovery=Unclean(0))
+    log.roll()
+    assert unused_bytes() <= 4096 and log.active_base_offset == log.log_end_offset
+    log.close()
