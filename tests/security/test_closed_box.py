@@ -46,6 +46,7 @@ class Place:
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.blocks = directory, blocks_of_the_page()
+        self.started: list[RunningBox] = []
         self.settings = directory / "millrace.toml"
         self.settings.write_text('"host.figures.interval.ms" = 0\n')
         self.replaced = {"/etc/millrace/millrace.toml": str(self.settings), "/var/lib/millrace-tls": str(directory / "tls"), " -g millrace": "", "sudo ": ""}
@@ -54,6 +55,10 @@ class Place:
         tool = self.tools / "kafka-configs.sh"
         tool.write_text(f'#!/bin/sh\nexec {java()} {" ".join(JVM)} -cp {class_path()} kafka.admin.ConfigCommand "$@"\n')
         tool.chmod(0o755)
+
+    @property
+    def box(self) -> RunningBox:
+        return self.started[0]
 
     @property
     def bootstrap(self) -> str:
@@ -84,7 +89,7 @@ class Place:
             done = self.run(command.replace("logs.example.com", "localhost"), f"{PASSWORDS[name]}\n" if " user add " in command else "")
             assert done.returncode == 0, (command, done)
             if " config check " in command:
-                self.box: RunningBox = start_box(self.directory / "box", disks=1, config=self.settings)
+                self.started.append(start_box(self.directory / "box", disks=1, config=self.settings))
         return commands
 
     def edit_settings(self) -> None:
@@ -131,10 +136,13 @@ class Place:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     skip_without_kafka()
     made = Place(tmp_path_factory.mktemp("closed"))
-    assert len(made.close()) == 10
-    yield made
-    assert made.box.stop() == 0
-    assert made.box.leftovers() == []
+    try:
+        assert len(made.close()) == 10
+        yield made
+    finally:
+        for box in made.started:
+            box.stop()
+    assert made.box.exit_code == 0 and made.box.leftovers() == []
 
 
 def test_anonymous_clients_wrong_passwords_and_users_without_rights_are_refused(place: Place) -> None:
