@@ -484,7 +484,7 @@ check_form() { ruff check . && ruff format --check .; }
 types() { step mypy mypy; }
 # Two processes, each with one JVM, whatever the machine has: a session costs seconds, and waits half of its time.
 spark_tests() { step "tests of Spark" tests -n 2 "${SIDE_BY_SIDE[@]}" --word spark -m spark; }
-compiled_tests() { [ ! -e "$VENV/compiled" ] || step "compiled modules" tests_on_compiled "$@" -m "not slow and not system"; }
+compiled_tests() { [ ! -e "$VENV/compiled" ] || step "compiled modules" tests_on_compiled -m "not slow and not system"; }
 branch_coverage() { step "branch coverage" "$VENV/bin/python" -m tests.support.branch_coverage "$VENV/log/coverage"; }
 
 run_tests() {
@@ -549,11 +549,11 @@ run_tests() {
     step "fast and slow tests" tests "${several[@]}" "${coverage[@]}" -m "not system and not alone and not spark"
     join types
     join compiled_modules
-    # Boxes wait more than they compute, as Spark does: system tests leave more than half of two processors to what runs beside them.
+    # Boxes wait more than they compute, and Spark waits half of its time: the three share the processors.
     beside spark_tests
     beside compiled_tests
     beside branch_coverage # reads the whole product: nine seconds of a processor
-    step "system tests" tests -n "$((workers < 2 ? 2 : 6))" "${SIDE_BY_SIDE[@]}" --word mark.system -m "system and not alone and not spark"
+    step "system tests" tests -n "$((workers < 2 ? 2 : 4))" "${SIDE_BY_SIDE[@]}" --word mark.system -m "system and not alone and not spark"
     join compiled_tests
     join branch_coverage
     join spark_tests
