@@ -35,6 +35,7 @@ MIB = 1 << 20
 SMALL = {"acceptor.arena.bytes": 16 * MIB, "socket.request.max.bytes": 8 * MIB, "disk.budget.bytes": 8 * MIB, "ingest.arena.bytes": 8 * MIB}
 SMALL |= {"offsets.topic.num.partitions": 1, "offsets.topic.replication.factor": 1, "ingest.topic.replication.factor": 1}
 SMALL |= {"transaction.state.log.num.partitions": 1, "transaction.state.log.replication.factor": 1}
+SMALL |= {"auto.leader.rebalance.enable": False}  # it would lead elsewhere five seconds after a controller has come, and every five minutes
 SECONDS = 20
 PARTITIONS = 3
 COMMAND = [sys.executable, "-P", "-c", "from appliance.command.main import main; main()"]
