@@ -41,6 +41,8 @@ STOP_SECONDS = 60.0
 COMMAND = [sys.executable, "-P", "-c", "from appliance.command.main import main; main()", "run"]
 LIST_OPTIONS = ("data", "zookeeper_members")
 READY = "millrace ready "
+USUAL_SETTINGS: dict[str, object] = {"host.figures.interval.ms": 0}
+"""Of boxes whose options name no settings file. A topic that comes by itself after ten seconds is none of most tests' business."""
 BEGUN: set[str] = set()
 """Names of the boxes that this process began, or asked others to begin."""
 
@@ -78,9 +80,8 @@ def chosen_options(
     `senders` in it."""
     directory.mkdir(parents=True, exist_ok=True)
     data = [directory / f"d{index}" for index in range(disks)] if data is None else data
-    if "config" not in options:  # a topic that comes by itself after ten seconds is none of most tests' business, nor is what goes by itself
-        # after five minutes: records with times of years ago, which a box of a busy machine still has to have then.
-        settings = {"host.figures.interval.ms": 0, "log.retention.check.interval.ms": 86_400_000, **(settings or {})}
+    if "config" not in options:
+        settings = {**USUAL_SETTINGS, **(settings or {})}
     chosen = {"data": data, "state": directory / "state", "kafka_port": 0, "syslog_port": 0, "http_port": 0, "ingest_port": 0} | options
     BEGUN.add(box_name(str(chosen["state"])))
     if settings or senders or broker_id is not None:

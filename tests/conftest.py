@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from appliance.base.layout import box_name
 from lab.real_zookeeper import RealZooKeeper
-from lab.running_box import RunningBox, start_box
+from lab.running_box import USUAL_SETTINGS, RunningBox, start_box
 from lab.spark_classes import use_archive
 
 # Hooks of pytest's, which finds them here.
@@ -46,6 +46,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["PATH"] = f"{ROOT}/.venv/peers/bin:{os.environ.get('PATH', '')}"
 
 use_archive()
+
+# The first look for records that are too old comes after five minutes, which a file of tests takes on a busy machine. Most records of tests are of 2023.
+USUAL_SETTINGS["log.retention.check.interval.ms"] = 86_400_000
 
 
 LONGEST = (

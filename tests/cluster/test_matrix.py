@@ -79,7 +79,7 @@ def test_a_member_that_is_killed_is_back_and_one_that_waits_says_for_whom(cluste
 def test_a_member_that_is_missing_is_shown_beside_boxes_and_topics_that_are_well(cluster: Cluster) -> None:
     def millrace(*words: str) -> str:
         command = [sys.executable, "-P", "-c", "from appliance.command.main import main; main()", *words, "--data", str(cluster.boxes[1].box.disks[0])]
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

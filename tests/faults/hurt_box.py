@@ -101,7 +101,7 @@ class HurtBox:
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`millrace disk …` about this box."""
         arguments = [sys.executable, "-P", "-c", "from appliance.command.main import main; main()", "disk", *words, "--data", str(self.box.disks[1])]
-        return subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=30, check=False)
+        return subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=60, check=False)
 
     def seconds_until_refused(self, fault_at: float, seconds: float = 10.0) -> float:
         """Produce until the client receives the error; return how long after the fault that was."""

@@ -55,7 +55,7 @@ def _fluent_npm(**options: object) -> bytes:
     with SessionServer(FLUENT, FluentSession) as server:
         script = client_packages.SOURCES / "js" / "fluent_sender.mjs"
         command = [client_packages.NODE, script, str(server.port), client_packages.JS, json.dumps(options), "3"]
-        subprocess.run(command, check=True, timeout=30, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, timeout=60, stdout=subprocess.DEVNULL)
         return bytes(server.streams[0])
 
 

@@ -96,7 +96,7 @@ def messages_of(box: RunningBox) -> list[str]:
         documents[:] = read_documents(box, "syslog")
         return [str(document["message"]) for document in documents]
 
-    return list(eventually(lambda: (found := read()) and "the last one" in found and found, "the last line is stored", 20))
+    return list(eventually(lambda: (found := read()) and "the last one" in found and found, "the last line is stored"))
 
 
 @needs_browser

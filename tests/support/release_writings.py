@@ -99,7 +99,7 @@ def write_at_rest(box: RunningBox, client: JsonClient) -> OpenClients:
     _write_second_protocol(box.bootstrap)
     _write_groups(box, opened)
     _write_senders(box)
-    eventually(lambda: is_compacted(box), "the compacted topic is cleaned up to its active segment", 30)
+    eventually(lambda: is_compacted(box), "the compacted topic is cleaned up to its active segment")
     return opened
 
 

@@ -236,7 +236,7 @@ class SearchPage:
 
     def answered(self) -> str:
         done = "const text = document.getElementById('state').textContent; return text.startsWith('Searching') ? '' : text"
-        return str(eventually(lambda: self.run(done), "the search ends", 20))
+        return str(eventually(lambda: self.run(done), "the search ends"))
 
 
 @pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))

@@ -147,7 +147,7 @@ class Topic:
             sizes = [len(each) for each in held]
             return sum(sizes) == self.partitions and frozenset().union(*held) == set(range(self.partitions)) and max(sizes) - min(sizes) <= 1
 
-        eventually(is_shared, what, 20.0)
+        eventually(is_shared, what)
 
     def await_values(self, members: Sequence[Member]) -> None:
         """Everything that was ever produced has come."""

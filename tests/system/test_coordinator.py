@@ -157,7 +157,7 @@ def test_no_commit_that_was_acknowledged_is_lost_when_the_coordinator_is_killed(
     for life in range(3):
         acknowledged = [f"kept-{life}-{number}" for number in range(40)]
         for group in acknowledged:
-            eventually(partial(_is_read, client, group), "its partition is read", 15)  # the last incarnation was killed a moment ago
+            eventually(partial(_is_read, client, group), "its partition is read")  # the last incarnation was killed a moment ago
             assert client.commit(group, TOPIC, 7) == 0
         for number in range(10):
             client.send_commit(f"perhaps-{life}-{number}", TOPIC, 8)
@@ -166,7 +166,7 @@ def test_no_commit_that_was_acknowledged_is_lost_when_the_coordinator_is_killed(
         acknowledged += [f"perhaps-{life}-{number}" for number, code in enumerate(told) if code == 0]
         shared_box.await_restart("coordinator", old_pid)
         for group in acknowledged:
-            eventually(partial(_is_read, client, group), "its partition is read", 15)
+            eventually(partial(_is_read, client, group), "its partition is read")
             assert client.committed(group, TOPIC) == (0, 8 if group.startswith("perhaps") else 7), group
 
 
@@ -213,7 +213,7 @@ def test_the_next_incarnation_carries_out_a_decided_transaction(shared_box: Runn
     finally:
         os.kill(stopped, signal.SIGCONT)
     shared_box.await_restart("coordinator", old_pid)
-    eventually(lambda: client.stable_end(TOPIC, 0) == client.list_offset(TOPIC, 0, -1) > end_offset, "the transaction is ended", 15)
+    eventually(lambda: client.stable_end(TOPIC, 0) == client.list_offset(TOPIC, 0, -1) > end_offset, "the transaction is ended")
     fetched = client.committed_fetch(TOPIC, 0, end_offset - 1)
     assert [producer_id for producer_id, _first_offset in fetched.aborted if producer_id == producer.producer_id] == (
         [] if is_commit else [producer.producer_id]

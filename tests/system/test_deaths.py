@@ -71,7 +71,7 @@ class _Load:
         self.reader.check_every_offset_once()
         for partition in range(PARTITIONS):
             assert acknowledged[partition] - self.reader.numbers[partition] == set(), f"acknowledged records of partition {partition} are lost"
-        eventually(lambda: _ledger(box).in_flight == 0, f"received = stored + counted: {_ledger(box)}", 15)
+        eventually(lambda: _ledger(box).in_flight == 0, f"received = stored + counted: {_ledger(box)}")
         print(f"acknowledged {sum(map(len, acknowledged.values()))}, syslog sent {self.sender.sent}, ledger {_ledger(box)}")
 
 

@@ -122,7 +122,7 @@ def test_limits_of_connections_are_counted_and_others_are_unaffected(start: Call
     stack.callback(client.close)
     assert client.api_versions() > 5
     more = connect_many(box, 30, 4, stack)[4:]  # the first four are one address too many again
-    eventually(lambda: _closed(box, ADDRESS_LIMIT) + _closed(box, CONNECTION_LIMIT) == 3 + 34 + 2 - 20, "all are twenty", 10)
+    eventually(lambda: _closed(box, ADDRESS_LIMIT) + _closed(box, CONNECTION_LIMIT) == 3 + 34 + 2 - 20, "all are twenty")
     assert _connections(box) == 20 and any(_is_closed(sock) for sock in more)
     assert client.api_versions() > 5
     socks[0].close()

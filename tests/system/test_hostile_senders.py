@@ -188,7 +188,7 @@ def test_a_dripping_sender_is_disconnected_in_every_protocol_and_counted_once(bo
             senders.append(sender)
         good()
         assert drip(senders, 10) == len(senders)
-    eventually(lambda: closed(box) - before == len(senders), "each is counted once", 10)
+    eventually(lambda: closed(box) - before == len(senders), "each is counted once")
 
 
 ENDLESS = {

@@ -130,9 +130,9 @@ def test_what_clients_send_over_tls_with_their_certificates_is_stored_once(site:
         (tmp_path / "lines").write_text("".join(f'{{"message": "curl{version} {number}"}}\n' for number in range(RECORDS)))
         curl = ["curl", "-sS", "--fail-with-body", option, "--cacert", ca, "-w", "\nversion %{http_version}", "--data-binary", f"@{tmp_path}/lines"]
         url = f"https://{web}/ingest/tls"
-        said = subprocess.run([*curl, "--cert", certificate, "--key", key, url], capture_output=True, text=True, timeout=30, check=False)
+        said = subprocess.run([*curl, "--cert", certificate, "--key", key, url], capture_output=True, text=True, timeout=60, check=False)
         assert f'"stored":{RECORDS}' in said.stdout and said.stdout.endswith(f"version {version}"), (said.stdout, said.stderr)
-        stranger = subprocess.run([*curl, url], capture_output=True, text=True, timeout=30, check=False)
+        stranger = subprocess.run([*curl, url], capture_output=True, text=True, timeout=60, check=False)
         assert stranger.returncode != 0 and "stored" not in stranger.stdout
     names = (*exporters, "bulk", "beat", "curl2", "curl1.1")
     texts = [document["message"] for topic in ("tls", "otlp") for document in read_documents(box, topic)]
@@ -144,10 +144,10 @@ def test_a_journal_is_uploaded_once_however_often_it_is_sent(box: RunningBox, tm
     journal = tmp_path / "sent.journal"
     binary = b"two\nlines \xff"
     exported = b"".join(_exported(number, b"line %d" % number) for number in range(400)) + _exported(400, binary)
-    subprocess.run([remote, f"--output={journal}", "-"], input=exported, check=True, capture_output=True, timeout=30)
+    subprocess.run([remote, f"--output={journal}", "-"], input=exported, check=True, capture_output=True, timeout=60)
     for _ in range(2):  # without a state file it begins at the beginning
         sent = subprocess.run(
-            [upload, "--follow=no", f"--url=http://{box.ingest}", f"--file={journal}"], capture_output=True, text=True, timeout=30, check=False
+            [upload, "--follow=no", f"--url=http://{box.ingest}", f"--file={journal}"], capture_output=True, text=True, timeout=60, check=False
         )
         assert sent.returncode == 0, sent.stderr
     stored = [document["message"] for document in read_documents(box, "journal")]
@@ -173,7 +173,7 @@ def test_curl_sends_lines_in_every_way_it_knows(box: RunningBox, tmp_path: Path)
         ["--data-binary", f"@{tmp_path}/lines", "--http1.0"],
     )
     for way in ways:
-        said = subprocess.run(["curl", "-sS", "--fail-with-body", *way, url], capture_output=True, text=True, timeout=30, check=False)
+        said = subprocess.run(["curl", "-sS", "--fail-with-body", *way, url], capture_output=True, text=True, timeout=60, check=False)
         assert said.returncode == 0 and '"stored":2000' in said.stdout, (way, said.stdout, said.stderr)
     stored = [document["message"] for document in read_documents(box, "curl")]
     assert sorted(stored) == sorted([f"line {number}" for number in range(2_000)] * len(ways))

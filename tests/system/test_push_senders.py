@@ -49,7 +49,7 @@ def await_stored(box: RunningBox, topic: str, word: str, count: int) -> list[dic
         documents = [document for document in read_documents(box, topic) if (document["message"] or "").startswith(f"{word} ")]
         return documents if len(documents) >= count else None
 
-    return list(eventually(found, f"{count} messages of {word}", 20))
+    return list(eventually(found, f"{count} messages of {word}"))
 
 
 @pytest.mark.skipif(client_packages.missing_js() is not None, reason=str(client_packages.missing_js()))
@@ -154,6 +154,6 @@ def test_what_curl_sends_to_the_collector_is_stored_and_acknowledged(box: Runnin
     again = curl(box, "/raw?sourcetype=lines", "--data-binary", "curl 2\ncurl 3\n", *channel)
     ids = [answer["ackId"], again["ackId"]]
     ask = ("-d", json.dumps({"acks": ids}), *channel)
-    eventually(lambda: all(curl(box, "/ack", *ask)["acks"].values()), "both are acknowledged", 10)
+    eventually(lambda: all(curl(box, "/ack", *ask)["acks"].values()), "both are acknowledged")
     assert numbers(read_documents(box, "events"), "curl") == [0, 1, 2, 2, 3, 3], "the same bytes again are new lines"
     assert curl(box, "/event", "-d", "{}")["code"] == 12

@@ -94,7 +94,7 @@ def test_a_box_uses_an_external_zookeeper_under_a_chroot(start: Start, tmp_path:
         assert client.produce("there", 0, _batch()).error_code == 0
         assert len(client.fetch("there", 0, 0).records) > 0
         listed = subprocess.run(
-            [*MILLRACE, "box", "list", "--bootstrap", box.bootstrap], env=environment(), capture_output=True, text=True, timeout=20, check=False
+            [*MILLRACE, "box", "list", "--bootstrap", box.bootstrap], env=environment(), capture_output=True, text=True, timeout=60, check=False
         )
         assert (listed.returncode, listed.stderr) == (0, "") and str(box.kafka) in listed.stdout, "the members are queried in that minute"
         zookeeper.start()

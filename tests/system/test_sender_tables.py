@@ -65,7 +65,7 @@ def send_gelf(box: RunningBox, **fields: Any) -> None:
 
 def ask(box: RunningBox, *arguments: str) -> str:
     command = [sys.executable, "-P", "-c", "from appliance.command.main import main; main()", "ingest", *arguments]
-    answer = subprocess.run([*command, "--data", str(box.disks[0])], env=environment(), capture_output=True, text=True, timeout=30, check=False)
+    answer = subprocess.run([*command, "--data", str(box.disks[0])], env=environment(), capture_output=True, text=True, timeout=60, check=False)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout
 
@@ -159,4 +159,4 @@ def test_a_start_moves_the_table_of_release_0_1_into_the_settings_file(tmp_path:
 
 def run_command(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-c", "from appliance.command.main import main; main()", *arguments]
-    return subprocess.run(command, cwd=directory, env={**os.environ, **environment()}, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, cwd=directory, env={**os.environ, **environment()}, capture_output=True, text=True, timeout=60, check=False)

@@ -142,7 +142,7 @@ def refused(box: RunningBox, out: Path, *arguments: str) -> str:
 def test_what_cannot_be_meant_is_said_before_spark_starts(tmp_path: Path, arguments: list[str], problem: str) -> None:
     words = [str(tmp_path / "out") if word == "OUT" else word for word in arguments]
     answer = subprocess.run(
-        [*MILLRACE, "stream", *words, "--bootstrap", "127.0.0.1:1"], env=environment(), capture_output=True, text=True, timeout=30, check=False
+        [*MILLRACE, "stream", *words, "--bootstrap", "127.0.0.1:1"], env=environment(), capture_output=True, text=True, timeout=60, check=False
     )
     assert problem in answer.stderr
     assert answer.returncode in (1, 2)

@@ -116,8 +116,8 @@ def test_logger_in_its_forms(shared_box: RunningBox, stored: Stored, options: li
     word = f"warm-{request.node.callspec.id}"
     host, port = shared_box.syslog
     command = [_need("logger"), "-n", host, "-P", str(port), "-t", "smartd", "-p", "daemon.warning", *options, f"disk d3 is {word}"]
-    subprocess.run(command, check=True, timeout=20)
-    value = eventually(lambda: stored.with_word(word), "the line is stored", 10)[0]
+    subprocess.run(command, check=True, timeout=60)
+    value = eventually(lambda: stored.with_word(word), "the line is stored")[0]
     assert (value["app"], value["severity_name"], value["facility_name"]) == ("smartd", "warning", "daemon")
     assert value["message"] == f"disk d3 is {word}"
     if "--msgid" in options:

@@ -134,7 +134,7 @@ def test_a_table_has_each_record_that_was_acknowledged_once_whatever_is_killed(b
 def test_lines_of_senders_have_columns(box: RunningBox, location: Path) -> None:
     alter(box, "syslog", format="delta", location=str(location), **{"interval.ms": "1000"})
     send = [f"logger -n 127.0.0.1 -P {box.syslog.port} --tcp --rfc5424 -p daemon.err 'disk {number} is warm'" for number in range(3)]
-    subprocess.run(["sh", "-c", "; ".join(send)], check=True, timeout=30)
+    subprocess.run(["sh", "-c", "; ".join(send)], check=True, timeout=60)
     found = eventually(lambda: len(read := rows(location / "syslog")) == 3 and read, "the lines are in the table", SECONDS)
     assert sorted(row["message"] for row in found) == [f"disk {number} is warm" for number in range(3)]
     assert {(row["severity_name"], row["facility_name"], row["value"], row["problem"]) for row in found} == {("err", "daemon", None, None)}

@@ -219,6 +219,6 @@ def test_a_document_is_json_with_numbers(box: WatchedBox) -> None:
 @pytest.mark.system
 def test_top_without_a_box_says_where_it_looked() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "appliance.command.main", "top", "--data", "/nowhere"], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-m", "appliance.command.main", "top", "--data", "/nowhere"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2 and "no running box has the data directory /nowhere" in done.stderr

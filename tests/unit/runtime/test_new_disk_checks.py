@@ -131,5 +131,5 @@ def test_the_rule_needs_the_standard_library_alone(tmp_path: Path) -> None:
     """install.sh asks the machine's own Python, before anything is installed."""
     root = Path(__file__).parents[3]
     arguments = [sys.executable, "-S", "-P", "-m", "appliance.runtime.new_disk_checks", "--state", str(tmp_path), str(tmp_path / "typo")]
-    done = subprocess.run(arguments, env={"PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(arguments, env={"PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0 and f"{tmp_path}/typo does not exist" in done.stdout.splitlines()[0], done.stderr

@@ -63,8 +63,8 @@ def test_openssl_accepts_what_it_signs_and_keys_are_closed_to_others(authority: 
     trusted = authority.path("trusted.pem")
     for purpose in ("sslserver", "sslclient"):
         command = ["openssl", "verify", "-x509_strict", "-purpose", purpose, "-CAfile", trusted, "-verify_ip", "fd00::7", file]
-        subprocess.run(command, check=True, capture_output=True, timeout=30)
-    shown = subprocess.run(["openssl", "x509", "-in", file, "-noout", "-subject", "-ext", "subjectAltName"], capture_output=True, check=True, timeout=30).stdout
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    shown = subprocess.run(["openssl", "x509", "-in", file, "-noout", "-subject", "-ext", "subjectAltName"], capture_output=True, check=True, timeout=60).stdout
     assert b"CN = broker-7" in shown and b"IP Address:10.0.0.7, IP Address:FD00:0:0:0:0:0:0:7, DNS:box7.example\n" in shown
     modes = {name: stat.S_IMODE(Path(authority.path(name)).stat().st_mode) for name in ("authority.key", "broker-7.pem", "trusted.pem", ".")}
     assert modes == {"authority.key": 0o600, "broker-7.pem": 0o600, "trusted.pem": 0o644, ".": 0o700}
@@ -127,7 +127,7 @@ def test_an_interrupted_switch_signs_nothing_wrong_and_goes_on(authority: Cluste
 def test_a_request_gives_its_key_and_no_names(tmp_path: Path, authority: ClusterAuthority) -> None:
     key, request = tmp_path / "key", tmp_path / "csr"
     command = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", str(key), "-out", str(request)]
-    subprocess.run([*command, "-subj", "/CN=broker-9", "-addext", "subjectAltName=DNS:elsewhere"], check=True, capture_output=True, timeout=30)
+    subprocess.run([*command, "-subj", "/CN=broker-9", "-addext", "subjectAltName=DNS:elsewhere"], check=True, capture_output=True, timeout=60)
     file = authority.issue(3, ["box3"], 10, request.read_bytes())
     assert file.endswith("/broker-3.crt.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -40,7 +40,7 @@ def certificate(directory: Path, *subject: str) -> bytes:
     """A self-signed certificate in DER."""
     file = directory / "made.pem"
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", directory / "made.key")
-    subprocess.run(["openssl", "req", "-x509", *key, "-out", file, "-days", "3", *subject], check=True, capture_output=True, timeout=30)
+    subprocess.run(["openssl", "req", "-x509", *key, "-out", file, "-days", "3", *subject], check=True, capture_output=True, timeout=60)
     return ssl.PEM_cert_to_DER_cert(file.read_text())
 
 

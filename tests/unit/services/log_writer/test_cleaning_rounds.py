@@ -74,7 +74,7 @@ class CompactedPartition:
             self.writer.seconds(1)
             return condition()
 
-        return eventually(look, what, 20)
+        return eventually(look, what)
 
     def count(self, name: str) -> int:
         return self.writer.counters.counter(f"cleaner.{name}").value
@@ -118,7 +118,7 @@ def test_segments_that_wait_to_be_swapped_in_do_not_wait_for_a_sleeping_loop(lay
         life.writer.turn()
         return life.writer.agent.cleaning.has_swaps
 
-    eventually(waits, "a compacted segment waits", 20)
+    eventually(waits, "a compacted segment waits")
     assert life.writer.agent.park_ms() <= SLICE_PARK_MS
     life.until(lambda: life.count("running") == 0 and not life.writer.agent.cleaning.has_swaps, "the run is over")
     # Retention and flushes are slices too, and look at the partition on their own rounds: the loop sleeps once they are done.

@@ -289,7 +289,7 @@ def test_a_cleaning_run_writes_nothing_into_a_new_topic_of_that_name(tmp_path: P
     shutil.copytree(was, path)
     before = sorted(os.listdir(path))
     os.kill(run.pid, signal.SIGCONT)
-    eventually(lambda: run.poll() is None or run.status is not None, "the run ends", 20)
+    eventually(lambda: run.poll() is None or run.status is not None, "the run ends")
     assert run.status == 0
     assert sorted(os.listdir(path)) == before
     assert [name for name in os.listdir(was) if name.endswith(".log.cleaned")] == ["00000000000000000000.log.cleaned"]

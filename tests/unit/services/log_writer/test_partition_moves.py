@@ -67,7 +67,7 @@ class Pair:
             self.turn()
             return condition()
 
-        return eventually(look, what, 20)
+        return eventually(look, what)
 
     def says(self, writer: RealLogWriter, kind: DescriptorKind, **more: Any) -> Completion:
         """A command and its answer."""
@@ -169,7 +169,7 @@ class Pair:
             self.target.seconds(1)
             return not (self.path / "d1" / "t-0" / MOVE_RECORD).exists()
 
-        eventually(look, "the record is gone", 20)
+        eventually(look, "the record is gone")
 
     def close(self) -> None:
         self.source.stop()

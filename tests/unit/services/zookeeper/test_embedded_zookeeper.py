@@ -158,7 +158,7 @@ def test_a_server_finds_its_classes_in_the_file_that_an_installation_makes(tmp_p
     assert [path.name for path in archive.parent.iterdir()] == ["classes.jsa"]
     program, *arguments = zookeeper.server_command(java.path, zookeeper.find_jars(), str(tmp_path), 64, str(archive))
     asked = [program, *arguments[:-1], "-of", "-no", "-such", "-file"]  # it says how it wants to be called, and ends
-    loaded = subprocess.run([*asked[:1], "-Xlog:class+load", *asked[1:]], capture_output=True, text=True, timeout=30, check=False).stdout
+    loaded = subprocess.run([*asked[:1], "-Xlog:class+load", *asked[1:]], capture_output=True, text=True, timeout=60, check=False).stdout
     assert f"{zookeeper.MAIN_CLASS} source: shared objects file (top)" in loaded
 
 
