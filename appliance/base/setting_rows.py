@@ -569,6 +569,14 @@ _BOX_ROWS = (
     ),
     SettingRow("zookeeper.heap.mb", 64, "MiB", "Java heap of the embedded ZooKeeper, which takes a connection for every 4 MiB", "memory", 32, 16_384),
     SettingRow(
+        "log.severity",
+        "info",
+        "",
+        "the least severity that processes report; `MILLRACE_LOG_LEVEL` goes before it",
+        "",
+        choices=("critical", "error", "warning", "notice", "info", "debug"),
+    ),
+    SettingRow(
         "watchdog.timeout.ms",
         30 * SECOND,
         "ms",

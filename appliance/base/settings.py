@@ -3,7 +3,7 @@
 The supervisor writes `box.json` before any other process starts; the others only read it. Problems
 are collected, not raised one at a time; each names its path, the value and what is allowed. `Box`
 is a NamedTuple read with the standard library's json, because msgspec would cost 4 MB in each
-process. Weak: a change of the file takes effect at the next start.
+process. A change of the file takes effect at a reload (`runtime/settings_watch.py`) or the next start.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ class Box(NamedTuple):
     """The listeners for Kafka clients if the setting has them, the inter-broker listener first."""
     managed_by: str = "millrace run"
     """What starts and stops the processes: `millrace run`, or systemd."""
-    settings: dict[str, SettingValue] = {}  # noqa: RUF012  never changed; `setting` falls back to the row's default
+    settings: dict[str, SettingValue] = {}  # noqa: RUF012  only a reload changes it; `setting` falls back to the row's default
+    reloads: int = 0
+    """How often settings were reloaded since the box started."""
 
     def setting(self, name: str) -> SettingValue:
         """Return the value of a setting. KeyError for an unknown name is a defect."""
@@ -375,8 +377,15 @@ def resolve_settings(chosen: dict[str, object], source: str) -> tuple[dict[str, 
 
 
 def _nearest(name: str) -> str:
+    """Return the setting with the most equal words, of several the one that is spelled most alike."""
+    import difflib  # only where a name is wrong
+
     words = set(name.replace("_", ".").replace("-", ".").split("."))
-    best = max(SETTING_ROWS, key=lambda other: len(words & set(other.split("."))) * 100 - len(other))
+
+    def likeness(other: str) -> tuple[int, float]:
+        return len(words & set(other.split("."))), difflib.SequenceMatcher(None, name, other).ratio()
+
+    best = max(SETTING_ROWS, key=likeness)
     return f"; did you mean {best}?" if words & set(best.split(".")) else ""
 
 

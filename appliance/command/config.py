@@ -1,5 +1,5 @@
-"""`millrace config check` and `millrace config convert`. Their work is in `config_check`, which
-`millrace --help` need not load.
+"""`millrace config check`, `reload` and `convert`. Their work is in `config_check` and
+`config_reload`, which `millrace --help` need not load.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import typer
 
 from appliance.command.failures import EXIT_FAILED, UsageProblem
 from appliance.command.finding import SYSTEM_SETTINGS_FILE
-from appliance.command.options import option
+from appliance.command.options import ConfigOption, DataOption, DryRunOption, JsonOption, option
 from appliance.command.output import until_reader_closes
 
 
 def build_app(markup: Literal["rich"] | None) -> typer.Typer:
-    app = typer.Typer(help="Check settings files; print the reference of all settings.", no_args_is_help=True, rich_markup_mode=markup)
+    app = typer.Typer(help="Check and reload settings files; print the reference of all settings.", no_args_is_help=True, rich_markup_mode=markup)
     app.command("check")(check)
+    app.command("reload")(reload)
     app.command("convert")(convert)
     return app
 
@@ -43,6 +44,18 @@ def check(
     from appliance.command.config_check import print_check
 
     if not print_check(file or SYSTEM_SETTINGS_FILE):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def reload(dry_run: DryRunOption = False, as_json: JsonOption = False, data: DataOption = None, config: ConfigOption = None) -> None:
+    """Let the running box use its changed settings file, and name what needs a restart. If anything
+    is wrong with the file, nothing changes.
+
+    Example: millrace config reload --dry-run
+    """
+    from appliance.command.config_reload import print_reload
+
+    if not print_reload(dry_run, as_json, data, config):
         raise typer.Exit(EXIT_FAILED)
 
 

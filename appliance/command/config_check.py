@@ -224,10 +224,10 @@ Written by `millrace config check --reference` from
 
 A settings file is TOML and is given with `--config FILE`; an installed box uses
 `/etc/millrace/millrace.toml`. `millrace config check FILE` reports everything that is wrong with
-one. Names are Kafka's if Kafka has the setting. A setting is read when the box starts. The options
-in `[box]` are explained in [Install and upgrade](install.md#try-it-without-installing), the tables
-`[[ingest.listener]]` and `[[ingest.route]]` in the
-[senders' reference](senders.md#the-tables-of-senders).
+one. Names are Kafka's if Kafka has the setting. A changed file is used from the next start of the
+box on, or, as far as it goes, after `millrace config reload`. The options in `[box]` are explained
+in [Install and upgrade](install.md#try-it-without-installing), the tables `[[ingest.listener]]` and
+`[[ingest.route]]` in the [senders' reference](senders.md#the-tables-of-senders).
 
 ```
 "log.segment.bytes" = 268435456   # settings by their names, in quotes or as log.segment.bytes = …

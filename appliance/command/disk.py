@@ -204,13 +204,13 @@ def _placed_on(layout: BoxLayout, disk: str) -> list[str]:
 
 
 def order_disk(layout: BoxLayout, verb: str, name: str, path: str) -> dict[str, str]:
-    """Give the supervisor an order; its answer. Raises RequestRefused."""
+    """Give the supervisor an order (about a disk, or to reload the settings); its answer. Raises RequestRefused."""
     from appliance.ipc.frames import PeerGone, connect_unix
     from appliance.runtime.request_server import DISK_ORDER
 
     connection = connect_unix(layout.supervisor_socket)
     if connection is None:
-        raise RequestRefused(ErrorCode.BROKER_NOT_AVAILABLE, "the supervisor does not answer; disks are changed while the box runs")
+        raise RequestRefused(ErrorCode.BROKER_NOT_AVAILABLE, "the supervisor does not answer; disks and settings are changed while the box runs")
     try:
         connection.send(DISK_ORDER, 1, json.dumps({"verb": verb, "name": name, "path": path}).encode())
         poll = select.poll()

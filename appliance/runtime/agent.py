@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
@@ -50,6 +50,14 @@ class Agent(Protocol):
 
     def status_line(self) -> str:
         """Return one line for an operator about what the agent does now."""
+
+
+@runtime_checkable
+class Reloadable(Protocol):
+    """An agent that must do something when settings were reloaded; `box.settings` has them."""
+
+    def on_reloaded(self) -> None:
+        """Use the new settings, in this turn or the next."""
 
 
 class Notifier(Protocol):

@@ -129,7 +129,7 @@ DISK_ORDER = 2
 """Frame kind of a disk order (JSON: verb, name, path) and its answer (JSON: disk, or error)."""
 
 CLIENTS_MAX = 64
-NOT_ROOT = "only root may change the disks of a box that systemd runs; run the command with sudo"
+NOT_ROOT = "only root may change the disks and settings of a box that systemd runs; run the command with sudo"
 
 
 class StatusServer:

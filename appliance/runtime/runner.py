@@ -11,9 +11,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
-from appliance.runtime.agent import Agent, ServiceContext
+from appliance.runtime.agent import Agent, Reloadable, ServiceContext
 from appliance.runtime.background_thread import REFUSALS
 from appliance.runtime.process_cost import CostReport
+from appliance.runtime.settings_watch import SettingsWatch
 from appliance.runtime.shared_memory import LOOK_NS, SharedMemoryWatch
 from appliance.runtime.unit_process import UnitHeart
 
@@ -54,6 +55,7 @@ class Runner:
         self._refusals_told_ns = -TOLD_NS
         log_writers = [f"log-writer@{disk.name}" for disk in context.box.disks]
         self._shared_memory = SharedMemoryWatch(context.layout, context.process_name, log_writers, context.clock, context.counters, context.log)
+        self._settings = SettingsWatch(context.layout, context.box, context.log, agent.on_reloaded if isinstance(agent, Reloadable) else None)
         self._cost = CostReport(context.counters)
         self._next_look_ns = 0
         self._collections = context.counters.counter("runtime.gc_collections")
@@ -91,6 +93,7 @@ class Runner:
             self._next_look_ns = now_ns + LOOK_NS
             self._shared_memory.turn(now_ns)
             self._cost.turn(now_ns)
+            self._settings.look()
         if REFUSALS.count != self._refusals_seen:
             self._on_refused_threads(now_ns)
         if work or not agent.may_park():

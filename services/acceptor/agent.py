@@ -192,8 +192,7 @@ class AcceptorAgent:
         if self._view.refresh() is CacheChange.PLACES:
             self._peers.refresh(self._view.image.brokers)
             self._inter_broker.refresh(self._view.image.brokers)
-            self._connections.set_connections_max(self._wanted(CONNECTIONS_MAX))
-            self._connections.rates.wanted = self._wanted(CREATION_RATE)
+            self.on_reloaded()
             self._fetch.files.keep_only(self._view.rows())
             self._fetch.on_view_changed()
             work += 1
@@ -284,6 +283,10 @@ class AcceptorAgent:
         from appliance.cluster.credential_image import CredentialFollower
 
         return CredentialFollower(self._context.layout, self._context.log)
+
+    def on_reloaded(self) -> None:
+        self._connections.set_connections_max(self._wanted(CONNECTIONS_MAX))
+        self._connections.rates.wanted = self._wanted(CREATION_RATE)
 
     def _wanted(self, setting: str) -> int:
         """Return a setting as it was altered while the box runs, or as in its file."""

@@ -34,6 +34,7 @@ from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.runtime.ensemble_checks import authenticates, is_loopback
 from appliance.runtime.process_cost import CostReport
 from appliance.runtime.service_main import StopRequest
+from appliance.runtime.settings_watch import SettingsWatch
 from appliance.runtime.shared_memory import SharedMemoryWatch
 from appliance.runtime.unit_process import heart_of
 from appliance.security.listeners import has_console_users
@@ -118,6 +119,7 @@ class ConsoleAgent:
         self.on_ending: Callable[[], None] = lambda: None
         log_writers = [f"log-writer@{disk.name}" for disk in context.box.disks]
         self._shared_memory = SharedMemoryWatch(context.layout, context.process_name, log_writers, context.clock, context.counters, context.log)
+        self._settings = SettingsWatch(context.layout, context.box, context.log)
         self._host_figures = HostFigures(context, lambda: self.watch.last_sample().image)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -135,6 +137,7 @@ class ConsoleAgent:
         self._push.turn(self.watch.alarms.present)
         try:
             self._shared_memory.turn(self._context.clock.monotonic_ns())
+            self._settings.look()
         except StepsDown as reason:
             self.ending = reason
             self.on_ending()

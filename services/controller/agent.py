@@ -31,13 +31,14 @@ from services.controller.admin.users import UserAdministration
 from services.controller.box_replicas import BoxReplicas, DiskReports
 from services.controller.controller_server import ControllerServer
 from services.controller.decisions.cluster import Cluster, ControllerContext, topic_id_of
+from services.controller.decisions.config_operations import configs_in_effect, send_reloaded_settings
 from services.controller.disk_commands import DiskCommands
 from services.controller.failover import ControlledShutdown
 from services.controller.hosting import DiskSpaces
 from services.controller.image_publisher import ImagePublisher
 from services.controller.zookeeper.box_session import BoxSession, MakeSession
 from services.controller.zookeeper.cluster_membership import ClusterMembership
-from services.controller.zookeeper.operation import OperationRunner, Pauses
+from services.controller.zookeeper.operation import OperationOutcome, OperationRunner, Pauses
 from services.controller.zookeeper.session import ZooKeeperSession
 from services.controller.zookeeper.tree_protection import TreeGuard
 from services.controller.zookeeper.znode_watcher import ZnodeWatcher
@@ -75,6 +76,7 @@ class ControllerAgent:
         self._stop_deadline_ms: int | None = None
         self._make_counters()
         self.cluster = Cluster(box.broker_id, box.settings, [disk.name for disk in box.disks])
+        self.cluster.reloads = box.reloads
         self.cluster.inter_broker_listener, self.cluster.inter_broker_protocol, *_ = box.kafka_listeners[0]
         self._publisher = ImagePublisher(layout.image_file, self._make_image, self._on_published)
         # Callbacks use components that are created below; none is called before the first turn.
@@ -223,6 +225,20 @@ class ControllerAgent:
 
     def may_give_up(self) -> bool:
         return not self._is_ready and len(self.cluster.reports) == len(self.cluster.disks)
+
+    def on_reloaded(self) -> None:
+        """Topics inherit the reloaded settings. An arrival sends the configs of all topics anyway."""
+        former = configs_in_effect(self.cluster)
+        self.cluster.reloads += 1
+        self.cluster.use_settings()
+        self._server.on_reloaded()
+        if self._membership.has_arrived:
+            name = f"reload:settings:{self.cluster.reloads}"
+            self._own_runner.start(name, send_reloaded_settings(self.cluster, former), self._on_settings_sent)
+
+    def _on_settings_sent(self, outcome: OperationOutcome) -> None:
+        if outcome.failure is not None:
+            self._membership.on_failure(outcome.failure)
 
     # --- the box arrives and leaves, the tree changes -----------------------------------------------------------------------
 

@@ -69,6 +69,10 @@ class ControllerServer:
         """Return the notification that clients receive: the generation of the image."""
         return IMAGE_CHANGED, GENERATION.pack(self._publisher.generation)
 
+    def on_reloaded(self) -> None:
+        """The settings of this box were reloaded."""
+        self._requests.on_reloaded()
+
     def on_published(self) -> None:
         """Notify all clients of a new image, or security image: they look at both."""
         self._server.broadcast(*self._notification())

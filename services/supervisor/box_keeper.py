@@ -42,6 +42,7 @@ from appliance.runtime.process_cost import CostReport
 from appliance.runtime.request_server import StatusServer
 from appliance.runtime.run_options import ReadSenders, RunOptions, resolve_options
 from appliance.runtime.service_main import EXIT_OTHER_RELEASE, EXIT_USAGE, install_excepthooks, name_process
+from appliance.runtime.settings_watch import LOG_SEVERITY
 from appliance.runtime.systemd import notify
 from appliance.runtime.unit_files import SETTINGS_MARK_VARIABLE, planned_box, settings_mark
 from appliance.runtime.unit_process import SYSTEMD
@@ -49,6 +50,7 @@ from appliance.shm.counters import CounterReader, Counters, CounterSnapshot
 from appliance.shm.mapping import LayoutMismatch
 from services.supervisor.disk_changes import DiskChanges, LogWriterSample
 from services.supervisor.ready_message import ready_line
+from services.supervisor.settings_reload import RELOAD, SettingsReload
 from services.supervisor.supervisor import NAME
 
 DEADLY_SHARE = 0.75
@@ -103,7 +105,9 @@ WAITING_SHOWN = 4
 class BoxKeeper:
     """One incarnation of the supervisor under systemd."""
 
-    def __init__(self, prepared: PreparedBox, clock: Clock, log: Logger) -> None:
+    def __init__(self, prepared: PreparedBox, clock: Clock, log: Logger, reload: SettingsReload | None = None) -> None:
+        self._reload = reload
+        log.use_severity(prepared.box.text(LOG_SEVERITY))
         self.box = prepared.box
         self.layout = prepared.layout
         self.log = log
@@ -212,6 +216,9 @@ class BoxKeeper:
     def on_disk_order(self, order: dict[str, str]) -> dict[str, str]:
         """Apply a disk order. The command starts and stops the units afterwards, which requires
         root."""
+        if order.get("verb") == RELOAD and self._reload is not None:
+            self.box, answer = self._reload.answer(self.box, order, self.log)
+            return answer
         try:
             self.box, disk = self._disk_changes.carry_out(self.box, order, lambda _disk, _is_lost: None)
         except RequestRefused as refusal:
@@ -386,4 +393,5 @@ def main(zookeeper_check: ExternalCheck, read_senders: ReadSenders) -> int:
         log.info(f"box {prepared.box.box} is prepared for {len(prepared.box.process_names())} processes; {SYSTEMD} starts them")
     else:
         log.info(f"box {prepared.box.box} adopted; its processes keep running")
-    return BoxKeeper(prepared, clock, log).run()
+    reload = SettingsReload(options, layout, prepared.given, read_senders)
+    return BoxKeeper(prepared, clock, log, reload).run()

@@ -31,6 +31,7 @@ from appliance.runtime.process_cost import CostReport
 from appliance.runtime.request_server import StatusServer
 from appliance.runtime.run_options import ReadSenders, RunOptions, resolve_options
 from appliance.runtime.service_main import EXIT_OTHER_RELEASE, EXIT_USAGE, name_process
+from appliance.runtime.settings_watch import LOG_SEVERITY
 from appliance.runtime.systemd import REFUSED, notify
 from appliance.runtime.zookeeper_watch import NAME as ZOOKEEPER
 from appliance.runtime.zookeeper_watch import ZooKeeperWatch
@@ -39,6 +40,7 @@ from appliance.shm.mapping import lost_objects
 from services.supervisor.child_start import NotifySocket, start_child
 from services.supervisor.disk_changes import DiskChanges, LogWriterSample
 from services.supervisor.ready_message import ready_message
+from services.supervisor.settings_reload import RELOAD, SettingsReload
 
 NAME = "supervisor"
 TURN_MS_MAX = 1_000
@@ -61,13 +63,15 @@ old."""
 class Supervisor:
     """The supervisor of one incarnation of a box."""
 
-    def __init__(self, prepared: PreparedBox, clock: Clock, sync_zookeeper: Callable[[str], None]) -> None:
+    def __init__(self, prepared: PreparedBox, clock: Clock, sync_zookeeper: Callable[[str], None], reload: SettingsReload | None = None) -> None:
+        self._reload = reload
         self.box = prepared.box
         self.layout = prepared.layout
         self._prepared = prepared
         self._clock = clock
         self.log = logger_from_environment(NAME)
         self.log.keep_messages(self.layout)
+        self.log.use_severity(self.box.text(LOG_SEVERITY))
         self._poller = Poller()
         self._counters = Counters.create_or_adopt(self.layout, NAME, clock.monotonic_ns(), clock.wall_ms())
         self.log.dropped_counter = self._counters.counter(DROPPED_COUNTER)
@@ -359,6 +363,8 @@ class Supervisor:
     def _on_disk_order(self, order: dict[str, str]) -> dict[str, str]:
         """Apply `millrace disk add | remove | replace`; returns the disk or the error for the
         client."""
+        if order.get("verb") == RELOAD and self._reload is not None:
+            return self._on_reload(order)
         try:
             self.box, disk = self._disk_changes.carry_out(self.box, order, self._set_disk_aside)
         except RequestRefused as refusal:
@@ -369,6 +375,17 @@ class Supervisor:
         if order["verb"] != REMOVE:
             self.children.update((process, Child(process)) for process in disk_processes(disk.name))
         return {"disk": disk.name, "path": disk.path}
+
+    def _on_reload(self, order: dict[str, str]) -> dict[str, str]:
+        """Apply a changed settings file, and restart the ingests if they have to read it."""
+        assert self._reload is not None
+        reloads = self.box.reloads
+        self.box, answer = self._reload.answer(self.box, order, self.log)
+        for name in answer.get("ingests", "").split(", ") if self.box.reloads != reloads else []:
+            child = self.children.get(name)
+            if child is not None and child.pid:
+                send_signal(child.pid, signal.SIGTERM)  # when it has ended, it is started again
+        return answer
 
     def _set_disk_aside(self, disk: str, is_lost: bool) -> None:
         """Detach the two processes of a disk that the box no longer serves.
@@ -543,4 +560,5 @@ def main(zookeeper_check: ExternalCheck, read_senders: ReadSenders, sync_zookeep
     except ConfigurationProblems as error:
         sys.stderr.write(CANNOT_START + problem_lines(error.problems))
         return EXIT_USAGE
-    return Supervisor(prepared, clock, sync_zookeeper).run()
+    reload = SettingsReload(options, prepared.layout, prepared.given, read_senders)
+    return Supervisor(prepared, clock, sync_zookeeper, reload).run()

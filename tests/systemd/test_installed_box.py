@@ -106,7 +106,7 @@ def test_a_process_that_reads_from_other_machines_reaches_into_no_other_process(
     order = "from appliance.command.disk import order_disk; from appliance.base.layout import BoxLayout; order_disk(BoxLayout(sys.argv[1]), 'remove', 'd0', '')"
     command = f'/opt/millrace/current/.venv/bin/python -c "import sys; {order}" /run/millrace/*'
     given = installed.box.run(f"setpriv --reuid {user} --regid {group} --clear-groups {command}", check=False)
-    assert given.returncode and "only root may change the disks" in given.stderr
+    assert given.returncode and "only root may change the disks and settings" in given.stderr
 
 
 AS_A_PROCESS = """
@@ -215,6 +215,23 @@ def test_a_line_that_comes_by_syslog_is_read_by_a_kafka_client_from_the_page_cac
         consumer.close()
     if has_cachestat():  # else the growing end of a file may be taken for absent
         assert installed.metric("millrace_fetch_cold_reads_total") == cold_before, "its unit lets an acceptor ask what is in the page cache"
+
+
+def test_the_journal_is_read_and_a_changed_file_is_reloaded_by_commands_and_units(installed: InstalledBox) -> None:
+    installed.await_all_active()
+    installed.millrace("topic", "create", "reloaded")
+    read = "millrace logs --json --event 'audit.topic.*'"
+    eventually(lambda: "topic reloaded: done" in installed.box.output(read), "the event is in the journal")
+    assert "log-writer@d0" in installed.millrace("logs", "--process", "log-writer@d0", "--disk", "d0").stdout
+    settings = "/etc/millrace/millrace.toml"
+    before = installed.box.output("millrace config reload --json")
+    assert json.loads(before)["needs_restart"] == {}, before
+    installed.box.output(f'cp -p {settings} /tmp/settings && sed -i \'1i "log.retention.hours" = 24\\n"ingest.batch.ms" = 7\' {settings}')
+    installed.box.output("systemctl reload millrace-supervisor")
+    described = "millrace topic describe reloaded -o wide"
+    eventually(lambda: "86400000 settings file (log.retention.hours)" in " ".join(installed.box.output(described).split()), "the topic inherits it")
+    installed.await_all_active()
+    installed.box.output(f"mv /tmp/settings {settings} && millrace config reload")
 
 
 def test_a_search_finds_records_and_log_writers_have_summaries_made(installed: InstalledBox) -> None:

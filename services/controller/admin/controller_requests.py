@@ -110,6 +110,7 @@ class ControllerRequests:
         self._requests = requests
         self._mutations = quotas.mutations
         self._broker_configs = broker_configs(box)
+        self._box = box
         self._move_requests = MoveRequests(move_orders, administration.draining, box.disks, requests)
         self._orphans = OrphanRequests(context, administration.topics, requests, move_orders.is_online)
         configs = ConfigRequests(cluster, administration.configs, self._broker_configs, requests)
@@ -143,6 +144,10 @@ class ControllerRequests:
         self._refused = context.counters.counter("controller.requests_unreadable")
         self._forbidden = context.counters.counter("controller.requests_forbidden")
         self._log = context.log
+
+    def on_reloaded(self) -> None:
+        """Describe the reloaded settings."""
+        self._broker_configs.update(broker_configs(self._box))
 
     def on_frame(self, client: RequestClient, frame: Frame) -> None:
         """Handle a frame. An unreadable request gets an empty response, so that the acceptor closes

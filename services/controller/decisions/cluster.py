@@ -96,6 +96,8 @@ class Cluster:
         self.dynamic_configs: dict[str, dict[str, str]] = {}
         """`<default>` and this broker's id → configs that are set while brokers run."""
         self._dynamic_versions: dict[str, int] = {}
+        self.reloads = 0
+        """How often the settings of this box were reloaded (`Box.reloads`)."""
         self.configs_to_send: dict[str, int] = {}
         """Topics whose log-writers may not know their configs yet → the generation of these."""
         self.config_changes: set[str] = set()
@@ -266,6 +268,10 @@ class Cluster:
         """Apply the configs of `/config/brokers/NAME` in this version (-1: there is no such node)."""
         self.dynamic_configs[name] = config
         self._dynamic_versions[name] = version
+        self.use_settings()
+
+    def use_settings(self) -> None:
+        """Compute anew what topics inherit from this broker."""
         self.broker_config = broker_config({**self.settings, **dynamic_settings(self.box_config())})
 
     def config_of(self, topic: TopicState) -> dict[str, str]:
@@ -273,7 +279,7 @@ class Cluster:
 
     def config_generation_of(self, topic: TopicState) -> int:
         """Return a number that grows with each change of what `config_of` returns."""
-        return topic.config_version + sum(version + 1 for version in self._dynamic_versions.values())
+        return topic.config_version + sum(version + 1 for version in self._dynamic_versions.values()) + self.reloads
 
     def image(self, generation: int) -> MetadataImage:
         """Build the metadata image: topics that are not being deleted, with the partitions that

@@ -182,6 +182,12 @@ def reload_box_configs(cluster: Cluster) -> Operation[None]:
     yield Publish()
 
 
+def send_reloaded_settings(cluster: Cluster, former: Mapping[TopicId, Mapping[str, str]]) -> Operation[None]:
+    """Send what the reloaded settings of this box change for its topics."""
+    yield from send_changed_configs(cluster, former)
+    yield Publish()
+
+
 def alter_box_config(cluster: Cluster, name: str, change: ConfigChange, validate_only: bool) -> Operation[None]:
     """Change the configs of this broker, or of all brokers (`DEFAULT_BROKER`). Raises
     RequestRefused.

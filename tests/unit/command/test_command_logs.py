@@ -103,7 +103,7 @@ def test_only_a_file_on_tmpfs_is_written_because_a_disk_may_hang(layout: BoxLayo
     assert log.message_file is not None
 
 
-def test_who_may_read_the_journal_is_told_apart_from_an_empty_one() -> None:
+def test_a_journal_that_a_user_may_not_read_is_not_taken_for_an_empty_one() -> None:
     assert may_read_journal(0, ()) and may_read_journal(1000, {"users", "adm"}) and not may_read_journal(1000, {"users"})
 
 
