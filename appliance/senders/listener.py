@@ -76,12 +76,14 @@ class KeyRule(NamedTuple):
 class Token(NamedTuple):
     """A token of an HTTP listener.
 
-    `topics`, `principal`: as those of the listener, which count if they are empty.
+    `topics`, `principal`: as those of the listener, which count if they are empty. `paths`: the only
+    paths that it opens, in which * matches any characters; empty: all.
     """
 
     value: str
     topics: tuple[str, ...] = ()
     principal: str = ""
+    paths: tuple[str, ...] = ()
 
 
 class Listener(NamedTuple):

@@ -106,11 +106,16 @@ def _topic_pattern(value: object) -> str | None:
 def _token(value: object) -> Token | None:
     if isinstance(value, str):
         return Token(value) if value else None
-    if not isinstance(value, dict) or value.keys() - {"value", "topics", "principal"} or not (secret := _text(value.get("value"))):
+    if not isinstance(value, dict) or value.keys() - {"value", "topics", "principal", "paths"} or not (secret := _text(value.get("value"))):
         return None
     topics = _several(_topic_pattern)(value["topics"]) if "topics" in value else ()
     principal = _principal(value["principal"]) if "principal" in value else ""
-    return None if topics is None or principal is None else Token(secret, topics, principal)
+    paths = _several(_path_pattern)(value["paths"]) if "paths" in value else ()
+    return None if topics is None or principal is None or paths is None else Token(secret, topics, principal, paths)
+
+
+def _path_pattern(value: object) -> str | None:
+    return value if isinstance(value, str) and value[:1] == "/" and not set("?# ") & set(value) else None
 
 
 def _principal(value: object) -> str | None:
@@ -226,7 +231,8 @@ LISTENER_KEYS: dict[str, Key] = {
         "web pages of these origins may send; preflights are answered", "none"
     ),
     "token": Key("tokens", _several(_token), 'a text in quotes or { value = "SECRET", topics = ["TOPIC"] }, or several in [brackets]', (Protocol.HTTP,)).means(
-        "requests must present one of these (bearer, Splunk, password of basic); one may have `topics` and `principal` of its own", "none is requested"
+        "requests must present one of these (bearer, Splunk, password of basic); one may have `topics` and `principal`, and open some `paths` (`/v1/*`) only",
+        "none is requested",
     ),
     "topics": Key("topics", _several(_topic_pattern), "names of topics, in which * matches any characters", (Protocol.HTTP,)).means(
         "topics that a request may name, and where the routes may take its records", "those that the routes and `topic` have for this listener"

@@ -170,6 +170,7 @@ LISTENER_MISTAKES = {
     f"{RELP}, acks = 2": "acks is 2",
     f"{RELP}, acks = true": "acks is true",
     f'{RELP}, raw = "maybe"': "write true or false",
+    'name = "http", token = { value = "x", paths = ["v1/logs"] }': "token is not allowed",
     f'{RELP}, token = "x"': "token is for http, and this listener is relp",
     f'{RELP}, allow-origin = "https://a.example"': "allow-origin is for http, and this listener is relp",
     'name = "http", token = { value = "x", topic = "a" }': "token is not allowed; write a text in quotes or {",
@@ -328,6 +329,8 @@ def test_a_token_may_have_topics_of_its_own() -> None:
     http = named(reading)[HTTP]
     assert reading.problems == [] and http.topics == ("web-*",)
     assert http.tokens == (Token("one"), Token("two", ("orders", "web-*")))
+    limited = read('[[ingest.listener]]\nname = "http"\ntoken = { value = "t", paths = ["/v1/logs", "/loki/*"] }\n')
+    assert next(listener for listener in limited.listeners if listener.name == HTTP).tokens == (Token("t", paths=("/v1/logs", "/loki/*")),)
 
 
 # -- documents

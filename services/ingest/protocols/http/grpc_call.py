@@ -91,7 +91,7 @@ class GrpcCall:
         request.pattern = EXPORT_PATH
         if not has_token(request):
             count(request, RefusedReason.UNAUTHORIZED)
-            self._fail(UNAUTHENTICATED, "no token, or one that this listener does not know: send metadata `authorization: Bearer TOKEN`")
+            self._fail(UNAUTHENTICATED, "no token, or one that this listener does not know for this path: send metadata `authorization: Bearer TOKEN`")
         elif request.intake.blocked_by(request.listener):
             count(request, RefusedReason.BUSY)
             self._fail(RESOURCE_EXHAUSTED, BUSY_WORDS)

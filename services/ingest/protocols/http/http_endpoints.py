@@ -147,7 +147,7 @@ def unauthorized_answer(request: Request) -> HttpResponse:
     """Return 401."""
     do = "send one of the listener's tokens as `Authorization: Bearer TOKEN`, or as the password of basic authentication"
     headers = ((b"WWW-Authenticate", b'Bearer realm="millrace", Basic'),)
-    return refusal(401, "no token, or one that this listener does not know", request.path, do, headers=headers)
+    return refusal(401, "no token, or one that this listener does not know for this path", request.path, do, headers=headers)
 
 
 @lru_cache(maxsize=64)

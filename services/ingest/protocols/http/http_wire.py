@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import binascii
 import hmac
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import cache
 
+from appliance.senders.conditions import matcher
 from appliance.senders.listener import Listener, Token
 from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate_slowly
 from services.ingest.protocols.http.http_request import HttpResponse, Request, refusal
@@ -83,12 +85,17 @@ def has_token(request: Request) -> bool:
     for token in listener.tokens:  # all of them are compared, so that the time reveals nothing
         if hmac.compare_digest(token.value.encode(), shown):
             known = token
-    if known is None:
+    if known is None or (known.paths and not _path_matcher(known.paths)(request.path)):
         return False
     request.principal = user
     request.topics = known.topics or listener.topics
     request.writer = known.principal or listener.principal
     return True
+
+
+@cache
+def _path_matcher(paths: tuple[str, ...]) -> Callable[[str], bool]:
+    return matcher(paths)
 
 
 def split_target(target: str) -> tuple[str, str]:

@@ -38,11 +38,14 @@ REASONS_SHOWN_MAX = 20
 def ingest_lines(request: Request) -> SlowResult:
     """Handle `POST /ingest/TOPIC`."""
     topic = request.arguments["topic"]
+    if (problem := topic_name_problem(topic)) is not None:
+        count(request, RefusedReason.NO_TOPIC)
+        return refusal(404, problem[:300], request.path[:200], "name a topic by letters, digits, '.', '_' and '-' only")
     if not request.may_name(topic):
         count(request, RefusedReason.FORBIDDEN_TOPIC)
         do = "name it in a route, or in topics = [...] of the listener or token"
         return refusal(403, f"records may not be sent to topic {topic[:100]} here", request.path[:200], do)
-    if topic_name_problem(topic) or not request.intake.has_topic(topic):
+    if not request.intake.has_topic(topic):
         count(request, RefusedReason.NO_TOPIC)
         shown = topic[:100]
         return refusal(404, f"there is no topic {shown} that records may be sent to", request.path[:200], f"create it: millrace topic create {shown}")

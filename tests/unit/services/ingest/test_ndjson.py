@@ -105,6 +105,22 @@ def test_a_topic_of_other_senders_is_refused_whether_it_exists_or_not() -> None:
     assert talk.intake.refused == {RefusedReason.FORBIDDEN_TOPIC: 3} and len(talk.intake.records) == 1
 
 
+def test_a_name_that_no_topic_can_have_is_not_said_to_be_created() -> None:
+    answer = post(HttpTalk(topics=("web",)), b"{}", target="/ingest/bad%20name")
+    assert answer.status == 404 and b"name a topic by letters" in answer.body and b"millrace topic create" not in answer.body
+
+
+def test_a_token_may_open_some_paths_only() -> None:
+    talk = HttpTalk(LISTENER._replace(tokens=(Token("web", paths=("/ingest/web*", "/v1/logs")), Token("any"))), topics=("web-1", "orders"))
+
+    def status(topic: str, token: str) -> int:
+        (answer,) = talk.ask(request(f"/ingest/{topic}", b"{}", Authorization=f"Bearer {token}"))
+        return answer.status
+
+    assert [status(topic, token) for token in ("web", "any") for topic in ("web-1", "orders")] == [200, 401, 200, 200]
+    assert status("web-1/../orders", "web") != 200 and status("%6frders", "web") == 401, "decoded before it is compared"
+
+
 def test_each_token_has_its_topics_and_the_listener_s_otherwise() -> None:
     tokens = (Token("any"), Token("web", ("web*",)))
     talk = HttpTalk(LISTENER._replace(tokens=tokens, topics=("orders",)), topics=("web", "web-2", "orders"))
