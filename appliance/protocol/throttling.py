@@ -32,7 +32,19 @@ _LAST: Final = frozenset({ApiKey.PRODUCE})
 """the throttle time is the last field (Produce 0 has none);"""
 _AFTER_ERROR: Final = frozenset({ApiKey.OFFSET_DELETE})
 """it comes after an error code;"""
-_NONE: Final = frozenset({ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE, ApiKey.WRITE_TXN_MARKERS, ApiKey.API_VERSIONS})
+_NONE: Final = frozenset(
+    {
+        ApiKey.SASL_HANDSHAKE,
+        ApiKey.SASL_AUTHENTICATE,
+        ApiKey.WRITE_TXN_MARKERS,
+        ApiKey.API_VERSIONS,
+        ApiKey.INITIALIZE_SHARE_GROUP_STATE,
+        ApiKey.READ_SHARE_GROUP_STATE,
+        ApiKey.WRITE_SHARE_GROUP_STATE,
+        ApiKey.DELETE_SHARE_GROUP_STATE,
+        ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
+    }
+)
 """there is none; or, in ApiVersions, it is between others and is left as it is."""
 
 
