@@ -118,8 +118,10 @@ def internal_topic(name: str, box: Box, live_brokers: int) -> TopicCreation | No
         return TopicCreation(name, box.integer("transaction.state.log.num.partitions"), replicas, (), tuple(configs.items()))
     if name == SHARE_TOPIC:
         share_segments = segment_bytes_config(box.integer("share.coordinator.state.topic.segment.bytes"))
-        share_configs = (("cleanup.policy", "compact"), ("compression.type", "producer"), share_segments)
-        return TopicCreation(name, box.integer("share.coordinator.state.topic.num.partitions"), 1, (), share_configs)
+        replicas = max(1, min(box.integer("share.coordinator.state.topic.replication.factor"), live_brokers))
+        share_isr = str(min(box.integer("share.coordinator.state.topic.min.isr"), replicas))
+        share_configs = (("cleanup.policy", "compact"), ("compression.type", "producer"), ("min.insync.replicas", share_isr), share_segments)
+        return TopicCreation(name, box.integer("share.coordinator.state.topic.num.partitions"), replicas, (), share_configs)
     if name == AUDIT_TOPIC:
         replicas = max(1, min(AUDIT_REPLICAS, live_brokers))
         return TopicCreation(name, AUDIT_PARTITIONS, replicas, (), tuple(AUDIT_CONFIGS.items()))

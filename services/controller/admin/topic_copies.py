@@ -27,7 +27,7 @@ from appliance.base.logging import Logger
 from appliance.base.model import AUDIT_TOPIC
 from appliance.base.settings import Box
 from appliance.cluster.placement import known_racks
-from appliance.cluster.state_log import AUDIT_REPLICAS, OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from appliance.cluster.state_log import AUDIT_REPLICAS, OFFSETS_TOPIC, SHARE_TOPIC, TRANSACTIONS_TOPIC
 from services.controller.admin.elections import ElectionAdministration
 from services.controller.admin.reassignments import ReassignmentAdministration
 from services.controller.admin.waiting_requests import Result
@@ -44,6 +44,7 @@ def copies_wanted(box: Box) -> dict[str, int]:
     return {
         OFFSETS_TOPIC: box.integer("offsets.topic.replication.factor"),
         TRANSACTIONS_TOPIC: box.integer("transaction.state.log.replication.factor"),
+        SHARE_TOPIC: box.integer("share.coordinator.state.topic.replication.factor"),
         AUDIT_TOPIC: AUDIT_REPLICAS,
         box.text("ingest.syslog.topic"): own,
         box.text("host.figures.topic"): own,
