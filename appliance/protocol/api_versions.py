@@ -14,7 +14,7 @@ from struct import Struct
 from typing import Annotated, Final, NamedTuple
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.apis import ONE_BOX_APIS, SERVED_APIS, ApiKey
+from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.protocol.schema import INT16, INT32, INT64, STRING, ArrayOf, Field, Message, struct_codec
 from appliance.protocol.wire import Buffer
 
@@ -84,9 +84,9 @@ def api_versions_problem(request: ApiVersionsRequest, version: int) -> ErrorCode
     return ErrorCode.INVALID_REQUEST if version >= 3 and not all(_SOFTWARE_WORD.match(word) for word in words) else None
 
 
-def encode_api_versions_response(version: int, correlation_id: int, error_code: int = 0, is_alone: bool = True) -> bytes:
-    """The whole frame, for a request of a version that is served. An error comes without the list, as in Kafka. `is_alone`: the cluster has one box."""
-    body = _body(version, error_code, is_alone)
+def encode_api_versions_response(version: int, correlation_id: int, error_code: int = 0) -> bytes:
+    """The whole frame, for a request of a version that is served. An error comes without the list, as in Kafka."""
+    body = _body(version, error_code)
     return _HEAD.pack(4 + len(body), correlation_id) + body
 
 
@@ -97,15 +97,14 @@ def encode_unsupported_version(correlation_id: int) -> bytes:
 
 
 @cache
-def _body(version: int, error_code: int, is_alone: bool) -> bytes:
-    apis = _SERVED if is_alone else tuple(each for each in _SERVED if each.api_key not in ONE_BOX_APIS)
+def _body(version: int, error_code: int) -> bytes:
     if error_code or version < _FEATURES_SINCE:
-        served = () if error_code else apis
+        served = () if error_code else _SERVED
         return RESPONSE.encode(version, ApiVersionsResponse(error_code, served))
     # Clients before version 4 stumble over levels that begin at 0 (KIP-1022).
     supported = tuple(SupportedFeature(name, 0, level) for name, level in FEATURES) if version > _FEATURES_SINCE else ()
     finalized = tuple(FinalizedFeature(name, level, level) for name, level in FEATURES)
-    return RESPONSE.encode(version, ApiVersionsResponse(error_code, apis, 0, supported, 0, finalized))
+    return RESPONSE.encode(version, ApiVersionsResponse(error_code, _SERVED, 0, supported, 0, finalized))
 
 
 @cache

@@ -12,6 +12,7 @@ from appliance.protocol import consumer_group_apis as newer
 from appliance.protocol import group_apis as groups
 from appliance.protocol import group_offset_apis as offsets
 from appliance.protocol import share_apis as shares
+from appliance.protocol import share_state_apis as states
 from appliance.protocol import transaction_apis as transactions
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.schema import Message
@@ -51,6 +52,16 @@ COORDINATED_APIS: Final[dict[int, CoordinatedApi]] = {
     ),
     ApiKey.SHARE_FETCH: CoordinatedApi(shares.SHARE_FETCH_REQUEST, shares.SHARE_FETCH_RESPONSE, "share_fetch", is_shared=True),
     ApiKey.SHARE_ACKNOWLEDGE: CoordinatedApi(shares.SHARE_ACKNOWLEDGE_REQUEST, shares.SHARE_ACKNOWLEDGE_RESPONSE, "share_acknowledge", is_shared=True),
+    **{
+        ApiKey(request.api.key): CoordinatedApi(request, response, rule, is_shared=True)
+        for request, response, rule in (
+            (states.INITIALIZE_SHARE_GROUP_STATE_REQUEST, states.INITIALIZE_SHARE_GROUP_STATE_RESPONSE, "initialize_share_group_state"),
+            (states.READ_SHARE_GROUP_STATE_REQUEST, states.READ_SHARE_GROUP_STATE_RESPONSE, "read_share_group_state"),
+            (states.WRITE_SHARE_GROUP_STATE_REQUEST, states.WRITE_SHARE_GROUP_STATE_RESPONSE, "write_share_group_state"),
+            (states.DELETE_SHARE_GROUP_STATE_REQUEST, states.DELETE_SHARE_GROUP_STATE_RESPONSE, "delete_share_group_state"),
+            (states.READ_SHARE_GROUP_STATE_SUMMARY_REQUEST, states.READ_SHARE_GROUP_STATE_SUMMARY_RESPONSE, "read_share_group_state_summary"),
+        )
+    },
     ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: CoordinatedApi(
         shares.DESCRIBE_SHARE_GROUP_OFFSETS_REQUEST, shares.DESCRIBE_SHARE_GROUP_OFFSETS_RESPONSE, "describe_share_group_offsets", is_shared=True
     ),

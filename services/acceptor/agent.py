@@ -150,7 +150,7 @@ class AcceptorAgent:
         handlers[ApiKey.DESCRIBE_CLUSTER] = DescribeClusterHandler(self._view, mark_dirty)
         handlers[ApiKey.DESCRIBE_LOG_DIRS] = DescribeLogDirsHandler(self._view, self._proxies, context.layout, lambda: box.disks, mark_dirty)
         handlers[ApiKey.DESCRIBE_TOPIC_PARTITIONS] = DescribeTopicPartitionsHandler(self._view, mark_dirty)
-        handlers[ApiKey.API_VERSIONS] = ApiVersionsHandler(mark_dirty, lambda: len(self._view.image.brokers) <= 1)
+        handlers[ApiKey.API_VERSIONS] = ApiVersionsHandler(mark_dirty)
         handlers.update(dict.fromkeys((ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE), SaslHandler(self._connections.sasl, self._inter_broker, mark_dirty)))
         forwarded.audit = coordinated.audit = delete_records.audit = metadata.audit = self._audit
         for key in RESTRICTED_APIS:

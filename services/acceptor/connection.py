@@ -22,8 +22,8 @@ from services.acceptor.produce.refused_sequences import RefusedSequences
 if TYPE_CHECKING:
     from services.acceptor.sasl_session import SaslSession  # hashlib brings OpenSSL
 
-RUNS_AHEAD = frozenset((ApiKey.PRODUCE, ApiKey.OFFSET_COMMIT))
-"""Several requests of one of these APIs may be under way: they take effect in their order all the same."""
+RUNS_AHEAD = frozenset((ApiKey.PRODUCE, ApiKey.OFFSET_COMMIT, ApiKey.WRITE_SHARE_GROUP_STATE))
+"""Several requests of one of these APIs may be under way: they take effect in their order, or in any."""
 _NO_KEY = -1
 REQUESTS_AHEAD_MAX = 16
 """Requests of one connection under way at once."""

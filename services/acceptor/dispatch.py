@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from appliance.base.errors import ErrorCode, ProtocolViolation
+from appliance.protocol import share_state_apis
 from appliance.protocol.api_versions import (
     api_versions_problem,
     decode_api_versions,
@@ -79,10 +80,8 @@ class Dispatch:
 class ApiVersionsHandler:
     """ApiVersions: what this broker serves; an unknown version gets a body of version 0 (KIP-511)."""
 
-    def __init__(self, on_reply: Callable[[Connection], None], is_alone: Callable[[], bool] = lambda: True) -> None:
-        """`is_alone`: whether the cluster has one box."""
+    def __init__(self, on_reply: Callable[[Connection], None]) -> None:
         self._on_reply = on_reply
-        self._is_alone = is_alone
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         version = header.api_version
@@ -91,7 +90,7 @@ class ApiVersionsHandler:
             reply.pieces = [encode_unsupported_version(header.correlation_id)]
         else:
             problem = api_versions_problem(decode_api_versions(buffer, header.body_position, limit, version), version)
-            reply.pieces = [encode_api_versions_response(version, header.correlation_id, problem or 0, self._is_alone())]
+            reply.pieces = [encode_api_versions_response(version, header.correlation_id, problem or 0)]
         reply.ready = True
         self._on_reply(connection)
 
@@ -207,6 +206,16 @@ RESTRICTED_APIS: Final[dict[int, RestrictedApi]] = {
         OFFSET_FOR_LEADER_EPOCH_RESPONSE,
     ),
     ApiKey.WRITE_TXN_MARKERS: RestrictedApi(lambda _header, _buffer, _limit: True, WRITE_TXN_MARKERS_REQUEST, WRITE_TXN_MARKERS_RESPONSE),
+    **{
+        ApiKey(each[0].api.key): RestrictedApi(lambda _header, _buffer, _limit: True, *each)
+        for each in (
+            (share_state_apis.INITIALIZE_SHARE_GROUP_STATE_REQUEST, share_state_apis.INITIALIZE_SHARE_GROUP_STATE_RESPONSE),
+            (share_state_apis.READ_SHARE_GROUP_STATE_REQUEST, share_state_apis.READ_SHARE_GROUP_STATE_RESPONSE),
+            (share_state_apis.WRITE_SHARE_GROUP_STATE_REQUEST, share_state_apis.WRITE_SHARE_GROUP_STATE_RESPONSE),
+            (share_state_apis.DELETE_SHARE_GROUP_STATE_REQUEST, share_state_apis.DELETE_SHARE_GROUP_STATE_RESPONSE),
+            (share_state_apis.READ_SHARE_GROUP_STATE_SUMMARY_REQUEST, share_state_apis.READ_SHARE_GROUP_STATE_SUMMARY_RESPONSE),
+        )
+    },
     ApiKey.ADD_PARTITIONS_TO_TXN: RestrictedApi(lambda header, _buffer, _limit: header.api_version >= _BATCHED_SINCE, None, ADD_PARTITIONS_TO_TXN_RESPONSE),
 }
 """Fetch is not here: its last bytes name the sender, so its handler calls the gate itself."""

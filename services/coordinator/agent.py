@@ -1,4 +1,4 @@
-"""The coordinator: consumer groups, share groups and transactions whose state topics' partitions this box leads.
+"""The coordinator: consumer groups, share groups and transactions whose state topics' partitions this box leads, and share partitions that it leads.
 
 One process per box. The acceptors forward whole requests over `coordinator.sock`. State goes into `__consumer_offsets` and
 `__transaction_state` through the rings, like any producer's batches. The log-readers read it back at the start, and whenever
@@ -34,7 +34,7 @@ from appliance.runtime.process_cost import HeapBound
 from appliance.runtime.request_server import RequestClient, RequestServer
 from appliance.shm.lease import LeaseReader
 from services.coordinator.coordinated_groups import CoordinatedGroups, LegacyOffsetRequests
-from services.coordinator.coordinated_shares import CoordinatedShares
+from services.coordinator.coordinated_shares import CoordinatedShares, StateTopics
 from services.coordinator.coordinated_transactions import CoordinatedTransactions
 from services.coordinator.coordinator_requests import CoordinatorRequests
 from services.coordinator.groups.group_records import offset_record
@@ -84,10 +84,13 @@ class CoordinatorAgent:
         has_memory = HeapBound(box.integer("coordinator.heap.bytes"), self._clock.monotonic_ns).has_room
         legacy = LegacyOffsetRequests(self._controller)
         self._groups = CoordinatedGroups(box, self._offsets_topic, self._view, legacy, self._now_ms, counters, rights, has_memory)
-        self._shares = CoordinatedShares(box, self._share_topic, self._view, self._readers, self._now_ms, self._is_other_group, counters)
+        self._peers = Peers(f"coordinator of broker {box.broker_id}", self._poller, self._clock, peer_context(box, context.log))
+        state_topics = StateTopics(self._offsets_topic, self._share_topic)
+        self._shares = CoordinatedShares(box, state_topics, self._view, self._readers, self._peers, self._now_ms, self._is_other_group, counters)
+        self._groups.load_too(self._shares.places)
+        self._shares.may_be_replaced = self._may_be_replaced
         self._shares.groups.may_grow = lambda growth: self._groups.coordinator.directory.may_grow(growth)
         self._producer_ids = ProducerIdLeases(self._controller, self._clock, counters.counter("coordinator.producer_ids"), context.log)
-        self._peers = Peers(f"coordinator of broker {box.broker_id}", self._poller, self._clock, peer_context(box, context.log))
         self._markers = MarkerAppends(self._view, MarkerRequests(self._peers), self._clock, counters, self._on_transaction_ended, self._has_waiting_offsets)
         self._transactions = CoordinatedTransactions(
             box,

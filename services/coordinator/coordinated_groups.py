@@ -22,6 +22,7 @@ from appliance.shm.counters import Counters
 from services.coordinator.groups.group_coordinator import GroupCoordinator
 from services.coordinator.groups.ports import GroupSettings, KnownTopic, LegacyCommitted, LegacyFetched, NameBound
 from services.coordinator.member_rights import MemberRights
+from services.coordinator.share.share_group_records import ShareGroupPlaces, WithShareGroups
 from services.coordinator.state.state_topic import StateTopic
 
 OnVerified = Callable[[ErrorCode], None]
@@ -69,6 +70,7 @@ class CoordinatedGroups:
         self._now_ms = now_ms
         self._partition_count = box.integer("offsets.topic.num.partitions")
         self._known_topics: dict[str, TopicId] = {}
+        self._share_groups: ShareGroupPlaces | None = None
         self.coordinator = self._make()
 
     def _make(self) -> GroupCoordinator:
@@ -76,8 +78,13 @@ class CoordinatedGroups:
         coordinator = GroupCoordinator(self._topic, settings, new_member_id, self, self._legacy, self.on_refused)
         coordinator.directory.has_memory = self._has_memory
         coordinator.begin(self._now_ms())
-        self._topic.serve(coordinator)
+        self._topic.serve(coordinator if self._share_groups is None else WithShareGroups(coordinator, self._share_groups))
         return coordinator
+
+    def load_too(self, share_groups: ShareGroupPlaces) -> None:
+        """Let share groups have their records of the topic, before it is first loaded."""
+        self._share_groups = share_groups
+        self._topic.serve(WithShareGroups(self.coordinator, share_groups))
 
     def on_refused(self, bound: NameBound) -> None:
         """Count what a bound of this box has refused."""
@@ -141,6 +148,8 @@ class CoordinatedGroups:
             if gone:
                 self.coordinator.on_topics_deleted(gone, self._now_ms())
         count = self._topic.count_partitions()
+        if self._share_groups is not None:
+            self._share_groups.partition_count = count
         if count and count != self._partition_count:
             self._topic.end_all()
             self._partition_count = count

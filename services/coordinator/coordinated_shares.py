@@ -1,25 +1,28 @@
-"""Share groups in the coordinator process: their rules (`share`) on `__share_group_state`, and the logs that they read.
+"""Share groups in the coordinator process: their rules (`share`) on the partitions of two state topics that this box leads, and the logs.
 
-Kafka lets the leader of a partition hold what is in flight and a share coordinator keep it; here the coordinator of the box does both,
-and is the group coordinator too. So share groups are served in clusters of one box; with a second box every request is refused.
-Records are read through the log-readers: LOOKUP finds the batch, OPEN returns the size of a sealed segment, READ brings whole batches. Owned
-by the coordinator process. Weak spot: a deleted topic's share partitions stay in the log if the coordinator did not see the deletion.
+As in Kafka, the coordinator of a group (`__consumer_offsets`) assigns partitions, the leader of a
+partition holds what is in flight, and a share coordinator (`__share_group_state`) keeps it; each of
+them may be on another box, and this process is all three for what its box leads. Records are read
+through the log-readers: LOOKUP finds the batch, OPEN returns the size of a sealed segment, READ
+brings whole batches. Owned by the coordinator process. Weak spot: a deleted topic's share
+partitions stay in the log if the coordinator did not see the deletion.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from appliance.base.errors import ErrorCode
-from appliance.base.model import TopicId
+from appliance.base.model import NO_LEADER, TopicId
 from appliance.base.settings import Box
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
+from appliance.cluster.state_log import SHARE_TOPIC
 from appliance.ipc.log_reader_messages import FIRST_WHATEVER, IS_ACTIVE, LOOKUP, OPEN, READ, WHOLE_BATCHES, Answer, Extent, ReadAnswer
 from appliance.ipc.log_reader_proxy import LogReaderProxy
-from appliance.protocol import group_apis
+from appliance.protocol import group_apis, offset_apis
 from appliance.protocol import share_apis as apis
 from appliance.records.batch import CONTROL_FLAG, LOG_OVERHEAD, RECORDS_AT, read_batch_header
 from appliance.runtime.timers import Timers
@@ -30,11 +33,14 @@ from appliance.shm.partition_table import ROLE_LEADER, Row, TornRow
 from services.coordinator.groups.group_coordinator import GroupCoordinator
 from services.coordinator.groups.member import ClientIdentity
 from services.coordinator.groups.ports import KnownTopic
-from services.coordinator.share.share_groups import LogBounds, ShareGroups, ShareSettings
-from services.coordinator.share.share_offsets import ShareOffsets
+from services.coordinator.share.share_group_records import ShareGroupPlaces
+from services.coordinator.share.share_groups import ShareGroups, ShareSettings
+from services.coordinator.share.share_leaders import LogBounds, Place, ShareEvent, ShareLeaders
+from services.coordinator.share.share_offsets import OnEnds, ShareOffsets
 from services.coordinator.share.share_partition import ShareLimits
+from services.coordinator.share.share_persister import OTHERS_CHANNEL, SharePersister, StateRequester
 from services.coordinator.share.share_sessions import OnRead, ReadBatch, ShareAsker, SharedRead, ShareSessions
-from services.coordinator.share.share_states import ShareEvent, ShareStates
+from services.coordinator.share.share_states import ShareStates
 from services.coordinator.state.state_topic import StateTopic
 
 TIMERS_A_TURN: Final = 64
@@ -42,48 +48,63 @@ HELD_SIZE_MAX: Final = 50_000
 HELD_MS: Final = 2_000
 OFFSETS_MAX: Final = 4_000
 """No window is longer (`group.share.partition.max.record.locks`)."""
-_ONE_BOX: Final = "Share groups are served in clusters of one box only."
+GROUP_TIMEOUT_MS: Final = 3_000
+"""Of a question about the ends of partitions."""
+
+
+class StateTopics(NamedTuple):
+    """`__consumer_offsets` and `__share_group_state`."""
+
+    groups: StateTopic
+    states: StateTopic
 
 
 class CoordinatedShares:
-    """`topic` is where their state is. Rules have the names of `forwarded_apis`."""
+    """All of one box. Rules have the names of `forwarded_apis`."""
 
     def __init__(
         self,
         box: Box,
-        topic: StateTopic,
+        topics: StateTopics,
         view: MetadataCache,
         readers: dict[str, LogReaderProxy],
+        peers: StateRequester,
         now_ms: Callable[[], int],
         is_other_group: Callable[[str], bool],
         counters: Counters,
     ) -> None:
         """`is_other_group`: whether a name is that of a consumer group."""
-        self._topic = topic
+        self._topic = topics.states
         self._view = view
         self._readers = readers
+        self._peers = peers
         self._now_ms = now_ms
         self._is_other_group = is_other_group
         self._is_from_earliest = box.text("group.share.auto.offset.reset") == "earliest"
-        self._timers = Timers()
+        self._timers = timers = Timers()
         settings = ShareSettings(**{field: box.integer(field.replace("_", ".")) for field in ShareSettings._fields})
         limits = ShareLimits(
             box.integer("group.share.delivery.count.limit"),
             box.integer("group.share.record.lock.duration.ms"),
             box.integer("group.share.partition.max.record.locks"),
         )
+        self.may_be_replaced: Callable[[str], bool] = lambda _topic: False
+        """Whether the lease has ended, and another box may lead partitions of a topic that this one leads by its rows."""
         self._known_topics: dict[str, TopicId] = {}
-        self._held: list[tuple[int, int, Callable[[], None], Callable[[ErrorCode], None]]] = []
-        """Requests that came while the topic is loaded: deadline, size, what to do then, what to do at the deadline."""
+        self._held: list[tuple[int, int, str, Callable[[], None], Callable[[ErrorCode], None]]] = []
+        """Requests that came while their group is loaded: deadline, size, group, what to do then, what to do at the deadline."""
         self._held_size = 0
         counts = {event: counters.counter(f'coordinator.share_records{{event="{event.value}"}}') for event in ShareEvent}
-        self.states = ShareStates(topic, limits, self._timers, now_ms, lambda event, count: counts[event].add(count))
-        self.sessions = ShareSessions(settings, limits, self.states, self, now_ms)
-        self.groups = ShareGroups(settings, self.states, self, self._timers, self.sessions.on_member_gone)
-        self.offsets = ShareOffsets(self.groups, self.states, self)
-        topic.serve(self.states)
+        self.states = ShareStates(topics.states, now_ms)
+        self.places = ShareGroupPlaces(topics.groups, self.name_of)
+        self._persister = persister = SharePersister(self.states, self, peers, timers, now_ms)
+        self.leaders = ShareLeaders(persister, self, limits, timers, now_ms, lambda event, count: counts[event].add(count))
+        self.sessions = ShareSessions(settings, limits, self.leaders, self, now_ms)
+        self.groups = ShareGroups(settings, self.places, persister, self, timers, self.sessions.on_member_gone)
+        self.offsets = ShareOffsets(self.groups, self.places, persister, self, self)
+        topics.states.serve(self.states)
 
-    # ---- `SharedTopics` and `SharedLogs`
+    # ---- `SharedTopics`, `SharedLogs`, `SharedEnds` and `StatePartitions`
 
     @property
     def generation(self) -> int:
@@ -100,9 +121,50 @@ class CoordinatedShares:
     def refusal(self, group_id: str) -> tuple[ErrorCode, str | None]:
         if self._is_other_group(group_id):
             return ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a share group."
-        return ErrorCode.NONE, None
+        return self.places.refusal(group_id), None
 
-    def first_offset(self, bounds: LogBounds) -> int:
+    @property
+    def broker_id(self) -> int:
+        return self._view.broker_id
+
+    def state_leaders(self) -> tuple[int, ...]:
+        topic = self._view.image.topics.get(SHARE_TOPIC)
+        return tuple([partition.leader for partition in topic.partitions]) if topic is not None else ()
+
+    def ends(self, places: Collection[Place], on_ends: OnEnds) -> None:
+        """Look at the rows of this box, and ask other leaders."""
+        found: dict[Place, int] = {}
+        elsewhere: dict[int, dict[str, list[int]]] = {}
+        ids: dict[str, TopicId] = {}
+        for topic_id, number in places:
+            image = self._view.image.topics_by_id.get(topic_id)
+            bounds = self.bounds(topic_id, number)
+            if bounds.error_code is ErrorCode.NONE:
+                found[topic_id, number] = bounds.high_watermark
+            elif image is not None and number < len(image.partitions) and image.partitions[number].leader not in (self.broker_id, NO_LEADER):
+                ids[image.name] = topic_id
+                elsewhere.setdefault(image.partitions[number].leader, {}).setdefault(image.name, []).append(number)
+        waiting = len(elsewhere)
+
+        def on_answer(response: offset_apis.ListOffsetsResponse | None) -> None:
+            nonlocal waiting
+            for topic in response.topics if response is not None else ():
+                found.update({(ids[topic.topic], each.partition): each.offset for each in topic.partitions if not each.error_code and topic.topic in ids})
+            waiting -= 1
+            if not waiting:
+                on_ends(found)
+
+        if not elsewhere:
+            on_ends(found)
+        for leader, topics in elsewhere.items():
+            rows = tuple(
+                offset_apis.ListOffsetsTopic(name, tuple(offset_apis.ListOffsetsPartition(number) for number in numbers)) for name, numbers in topics.items()
+            )
+            body = offset_apis.ListOffsetsRequest(topics=rows)
+            question = offset_apis.LIST_OFFSETS_REQUEST, offset_apis.LIST_OFFSETS_RESPONSE, body
+            self._peers.ask(leader, *question, on_answer, GROUP_TIMEOUT_MS, channel=OTHERS_CHANNEL)
+
+    def first_offset(self, group_id: str, bounds: LogBounds) -> int:
         return bounds.log_start_offset if self._is_from_earliest else bounds.high_watermark
 
     def bounds(self, topic_id: TopicId, partition: int) -> LogBounds:
@@ -111,7 +173,7 @@ class CoordinatedShares:
             image = self._view.image.topics_by_id.get(topic_id)
             return LogBounds(ErrorCode.UNKNOWN_TOPIC_ID if image is None else self._view.why_absent(image.name, partition))
         row = found[1]
-        return LogBounds(ErrorCode.NONE, row.log_start_offset, row.high_watermark)
+        return LogBounds(ErrorCode.NONE, row.log_start_offset, row.high_watermark, row.leader_epoch)
 
     def _led(self, topic_id: TopicId, partition: int) -> tuple[LocalReplica, Row] | None:
         image = self._view.image.topics_by_id.get(topic_id)
@@ -124,32 +186,59 @@ class CoordinatedShares:
             return None
         return (placement, row) if row.role == ROLE_LEADER and row.row_generation == placement.row_generation else None
 
+    def is_certain(self, topic_id: TopicId) -> bool:
+        name = self.name_of(topic_id)
+        return name is None or not self.may_be_replaced(name)
+
     def read(self, topic_id: TopicId, partition: int, offset: int, size_bytes: int, on_read: OnRead) -> bool:
         found = self._led(topic_id, partition)
         reader = self._readers.get(found[0].disk) if found is not None else None
         return found is not None and reader is not None and _ShareRead(reader, found[0], found[1], offset, size_bytes, on_read).start()
 
-    # ---- requests
+    # ---- requests of members and administrators, to the coordinator of a group
 
     def share_group_heartbeat(
         self, request: apis.ShareGroupHeartbeatRequest, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]
     ) -> None:
         again = partial(self.groups.heartbeat, request, client, now_ms, reply)
         self._hold(
-            len(request.subscribed_topic_names or ()),
-            again,
-            lambda code: reply(apis.ShareGroupHeartbeatResponse(error_code=code, error_message=self._text(code))),
+            request.group_id, len(request.subscribed_topic_names or ()), again, self._refused(apis.SHARE_GROUP_HEARTBEAT_RESPONSE, version, request, reply)
         )
 
     def share_group_describe(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
-        self._when_ready(lambda: reply(self.groups.describe(request)), self._refused(apis.SHARE_GROUP_DESCRIBE_RESPONSE, version, request, reply))
+        reply(self.groups.describe(request))
+
+    def describe_share_group_offsets(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
+        self.offsets.describe_offsets(request, reply)
+
+    def alter_share_group_offsets(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
+        refused = self._refused(apis.ALTER_SHARE_GROUP_OFFSETS_RESPONSE, version, request, reply)
+        again = partial(self.offsets.alter_offsets, request, reply)
+        self._hold(request.group_id, sum(len(topic.partitions) for topic in request.topics), again, refused)
+
+    def delete_share_group_offsets(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
+        self.offsets.delete_offsets(request, reply)
+
+    def _refused(self, response: Any, version: int, request: Any, reply: Callable[[Any], None]) -> Callable[[ErrorCode], None]:
+        return lambda code: reply(response.error_response(version, request, code, None))
+
+    def _hold(self, group_id: str, size: int, then: Callable[[], None], refuse: Callable[[ErrorCode], None]) -> None:
+        """Call `then` now, or when the group is loaded. `size`: elements of the request, which stays in memory meanwhile."""
+        if self.places.refusal(group_id) is not ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            then()
+        elif self._held_size + size > HELD_SIZE_MAX:
+            refuse(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        else:
+            self._held.append((self._now_ms() + HELD_MS, size + 1, group_id, then, refuse))
+            self._held_size += size + 1
+
+    # ---- requests of members, to the leader of a partition
 
     def share_fetch(
         self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None], asker: ShareAsker | None = None
     ) -> None:
         """Records that the client may not read, or whose acceptor has died, are not acquired for it."""
-        refused = self._refused(apis.SHARE_FETCH_RESPONSE, version, request, reply)
-        self._when_ready(lambda: self.sessions.fetch(request, version, self._now_ms(), reply, asker), refused)
+        self.sessions.fetch(request, version, self._now_ms(), reply, asker)
 
     def asker(self, rights: Rights | None, is_connected: Callable[[], bool]) -> ShareAsker:
         """`rights`: None without an authorizer."""
@@ -161,46 +250,24 @@ class CoordinatedShares:
         return ShareAsker(may_read, is_connected)
 
     def share_acknowledge(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
-        refused = self._refused(apis.SHARE_ACKNOWLEDGE_RESPONSE, version, request, reply)
-        self._when_ready(lambda: self.sessions.acknowledge(request, version, self._now_ms(), reply), refused)
+        self.sessions.acknowledge(request, version, self._now_ms(), reply)
 
-    def describe_share_group_offsets(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
-        refused = self._refused(apis.DESCRIBE_SHARE_GROUP_OFFSETS_RESPONSE, version, request, reply)
-        self._when_ready(lambda: reply(self.offsets.describe_offsets(request)), refused)
+    # ---- requests of boxes, to a share coordinator
 
-    def alter_share_group_offsets(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
-        refused = self._refused(apis.ALTER_SHARE_GROUP_OFFSETS_RESPONSE, version, request, reply)
-        self._hold(sum(len(topic.partitions) for topic in request.topics), lambda: self.offsets.alter_offsets(request, reply), refused)
+    def initialize_share_group_state(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
+        self.states.initialize(request, reply)
 
-    def delete_share_group_offsets(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
-        refused = self._refused(apis.DELETE_SHARE_GROUP_OFFSETS_RESPONSE, version, request, reply)
-        self._when_ready(lambda: self.offsets.delete_offsets(request, reply), refused)
+    def read_share_group_state(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
+        self.states.read(request, reply)
 
-    def _refused(self, response: Any, version: int, request: Any, reply: Callable[[Any], None]) -> Callable[[ErrorCode], None]:
-        return lambda code: reply(response.error_response(version, request, code, self._text(code)))
+    def write_share_group_state(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
+        self.states.write(request, reply)
 
-    @staticmethod
-    def _text(code: ErrorCode) -> str | None:
-        return _ONE_BOX if code is ErrorCode.UNSUPPORTED_VERSION else None
+    def delete_share_group_state(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
+        self.states.delete(request, reply)
 
-    def _when_ready(self, then: Callable[[], None], refuse: Callable[[ErrorCode], None]) -> None:
-        """Call `then` if the topic is loaded, or if there is none and therefore no share group."""
-        if len(self._view.image.brokers) > 1:
-            refuse(ErrorCode.UNSUPPORTED_VERSION)
-        elif self.states.is_ready or not self.states.partition_count:
-            then()
-        else:
-            refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-
-    def _hold(self, size: int, then: Callable[[], None], refuse: Callable[[ErrorCode], None]) -> None:
-        """Call `then` now or when the topic is there and loaded. `size`: elements of the request, which stays in memory meanwhile."""
-        if self.states.is_ready or len(self._view.image.brokers) > 1:
-            self._when_ready(then, refuse)
-        elif self._held_size + size > HELD_SIZE_MAX:
-            refuse(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-        else:
-            self._held.append((self._now_ms() + HELD_MS, size + 1, then, refuse))
-            self._held_size += size + 1
+    def read_share_group_state_summary(self, request: Any, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[Any], None]) -> None:
+        self.states.summarize(request, reply)
 
     def listed(self, request: group_apis.ListGroupsRequest, response: group_apis.ListGroupsResponse) -> group_apis.ListGroupsResponse:
         """Return the response with the share groups."""
@@ -237,21 +304,19 @@ class CoordinatedShares:
             self._topic.end_all()
             self.states.partition_count = count
         self._topic.refresh()
+        self.leaders.refresh()
 
     def tick(self, now_ms: int) -> int:
         done = self._timers.fire_due(now_ms, TIMERS_A_TURN)
-        is_ready = self.states.is_ready
-        if not is_ready or len(self._view.image.brokers) > 1:
-            self.sessions.end_all()
         done += self.sessions.work(now_ms)
         held, self._held = self._held, []
         for each in held:
-            deadline_ms, size, then, refuse = each
+            deadline_ms, size, group_id, then, refuse = each
             self._held_size -= size
-            if is_ready:
+            if self.places.refusal(group_id) is not ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
                 then()
             elif now_ms >= deadline_ms:
-                refuse(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self.states.is_loading else ErrorCode.COORDINATOR_NOT_AVAILABLE)
+                refuse(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
             else:
                 self._held.append(each)
                 self._held_size += size

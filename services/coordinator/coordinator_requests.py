@@ -56,6 +56,18 @@ _IDS: Final = {OFFSETS_TOPIC: ("group_id", "group_ids", "groups"), TRANSACTIONS_
 
 _GROUPS: Final = (OFFSETS_TOPIC,)
 _TRANSACTIONS: Final = (TRANSACTIONS_TOPIC,)
+_WITHOUT_GROUP: Final = frozenset(
+    {
+        ApiKey.SHARE_FETCH,
+        ApiKey.SHARE_ACKNOWLEDGE,
+        ApiKey.INITIALIZE_SHARE_GROUP_STATE,
+        ApiKey.READ_SHARE_GROUP_STATE,
+        ApiKey.WRITE_SHARE_GROUP_STATE,
+        ApiKey.DELETE_SHARE_GROUP_STATE,
+        ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
+    }
+)
+"""Requests to leaders of share partitions and to share coordinators: not to the coordinator of the group."""
 _TWO_TOPICS: Final = (OFFSETS_TOPIC, TRANSACTIONS_TOPIC)
 
 
@@ -127,7 +139,7 @@ class CoordinatorRequests:
             self._refused.add()
             self._respond(client, KAFKA_RESPONSE, frame.token, b"")
             return
-        if api.is_shared:  # served by a box without others, which no box can replace
+        if asked.api_key in _WITHOUT_GROUP:  # what they read or write is confirmed by appends to the state of share groups
             self._carry_out(client, frame, asked, api, request)
             return
         topics = _TWO_TOPICS if asked.api_key == ApiKey.TXN_OFFSET_COMMIT else _TRANSACTIONS if api.is_transactional else _GROUPS

@@ -67,6 +67,11 @@ COORDINATED_KEYS = frozenset(
         ApiKey.SHARE_GROUP_DESCRIBE,
         ApiKey.SHARE_FETCH,
         ApiKey.SHARE_ACKNOWLEDGE,
+        ApiKey.INITIALIZE_SHARE_GROUP_STATE,
+        ApiKey.READ_SHARE_GROUP_STATE,
+        ApiKey.WRITE_SHARE_GROUP_STATE,
+        ApiKey.DELETE_SHARE_GROUP_STATE,
+        ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
         ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
         ApiKey.ALTER_SHARE_GROUP_OFFSETS,
         ApiKey.DELETE_SHARE_GROUP_OFFSETS,
@@ -157,7 +162,7 @@ class CoordinatedHandler:
             ask()
 
 
-STATE_TOPICS = {GROUP_KEY: OFFSETS_TOPIC, TRANSACTION_KEY: TRANSACTIONS_TOPIC}
+STATE_TOPICS = {GROUP_KEY: OFFSETS_TOPIC, TRANSACTION_KEY: TRANSACTIONS_TOPIC, SHARE_KEY: SHARE_TOPIC}
 
 
 class FindCoordinatorHandler:
@@ -189,14 +194,14 @@ class FindCoordinatorHandler:
 
     def _find(self, key_type: int, keys: Sequence[str], listener: str) -> list[Coordinator]:
         topic = STATE_TOPICS.get(key_type)
-        if topic is None and key_type != SHARE_KEY:
+        if topic is None:
             reason = f"There is no coordinator for keys of type {key_type}."
             return [Coordinator(key, error_code=ErrorCode.INVALID_REQUEST, error_message=reason) for key in keys]
         return [self._coordinator(topic, key, listener) for key in keys]
 
-    def _coordinator(self, topic: str | None, key: str, listener: str) -> Coordinator:
+    def _coordinator(self, topic: str, key: str, listener: str) -> Coordinator:
         image = self._view.image
-        found = image.topics.get(topic) if topic is not None else None
+        found = image.topics.get(topic)
         partitions = found.partitions if found is not None else ()
         leader = partitions[partition_of(key, len(partitions))].leader if partitions else -1
         broker = image.brokers_at(listener).get(leader)

@@ -1,31 +1,34 @@
 """Share groups: their members, the partitions of each, and what administrators see of them (KIP-932).
 
-Membership is in memory only: after a death of the coordinator a member gets UNKNOWN_MEMBER_ID and joins again under its id. A group
-exists while it has members or share partitions, which are in the log. A partition is assigned once its start offset is in the log, so
-that a death cannot move it. The assignor `simple` gives each partition to a member and each member a partition, so that members
-share partitions where they are fewer. Owned by the coordinator. Weak spots: a member without heartbeats keeps its partitions for
-`group.share.session.timeout.ms`; racks are ignored.
+Membership is in memory only: after a death of the coordinator a member gets UNKNOWN_MEMBER_ID and
+joins again under its id. A group exists while it has members or share partitions, which are in the
+log (`share_group_records`). A partition is assigned once its state is initialized; its start offset
+is chosen then if this box leads it, else by its leader at the first fetch. The assignor `simple`
+gives each partition to a member and each member a partition, so that members share partitions where
+they are fewer. Owned by the coordinator. Weak spots: a member without heartbeats keeps its
+partitions for `group.share.session.timeout.ms`; racks are ignored.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
 from appliance.protocol import share_apis as apis
 from appliance.protocol.consumer_group_apis import AssignedTopic, ConsumerAssignment, MemberAssignment
 from appliance.protocol.group_apis import ListedGroup
+from appliance.protocol.share_state_apis import UNINITIALIZED, StateResult
 from appliance.protocol.topic_partitions import TopicIdPartitions
 from appliance.runtime.timers import Timer, Timers
 from services.coordinator.groups.member import ClientIdentity
 from services.coordinator.groups.ports import NAME_COST, KnownTopic, subscription_cost
-from services.coordinator.share.share_states import ShareKey, ShareStates
+from services.coordinator.share.share_group_records import ShareGroupPlaces
+from services.coordinator.share.share_leaders import SHARES_MAX, LogBounds, Place
+from services.coordinator.share.share_persister import SharePersister
 
-Place = tuple[TopicId, int]
 SIMPLE: Final = "simple"
 JOIN: Final = 0
 LEAVE: Final = -1
@@ -42,8 +45,6 @@ DESCRIBED_BYTES_MAX: Final = 40 << 20
 """Of one answer, at most; further groups are refused, for a frame of `coordinator.sock` holds 64 MiB."""
 WITHOUT_MEMORY: Final = "The coordinator of this box holds as much as it may (coordinator.heap.bytes); nothing new is added to share groups."
 SHARE_TYPE: Final = "share"
-SHARES_MAX: Final = 100_000
-"""Share partitions of one box: some 200 MB of the coordinator."""
 
 
 class ShareSettings(NamedTuple):
@@ -54,14 +55,6 @@ class ShareSettings(NamedTuple):
     group_share_max_size: int = 200
     group_share_max_share_sessions: int = 2_000
     max_groups: int = 20_000
-
-
-class LogBounds(NamedTuple):
-    """Of a partition that this box leads: offsets, or why there are none."""
-
-    error_code: ErrorCode
-    log_start_offset: int = -1
-    high_watermark: int = -1
 
 
 class SharedTopics(Protocol):
@@ -80,7 +73,7 @@ class SharedTopics(Protocol):
     def refusal(self, group_id: str) -> tuple[ErrorCode, str | None]:
         """Why there can be no share group of this name here, or NONE."""
 
-    def first_offset(self, bounds: LogBounds) -> int:
+    def first_offset(self, group_id: str, bounds: LogBounds) -> int:
         """Where delivery begins in a partition that a group reads for the first time."""
 
 
@@ -109,7 +102,9 @@ class ShareGroup:
         self.places: dict[str, tuple[Place, ...]] = {}
         """The partitions of the topics of all subscriptions."""
         self.missing: deque[Place] = deque()
-        """Those of them whose start offsets are not in the log."""
+        """Those of them that are not in `confirmed`."""
+        self.confirmed: set[Place] = set()
+        """Those whose state is known to be initialized. A deletion may have ended between state and group with a former coordinator."""
         self.generation = -1
         """Of the topics, when `places` was made."""
         self.is_stale = True
@@ -137,10 +132,17 @@ class ShareGroups:
     """All share groups of this box. Each rule is called with a reply, which is called once, now or later."""
 
     def __init__(
-        self, settings: ShareSettings, states: ShareStates, topics: SharedTopics, timers: Timers, on_member_gone: Callable[[str, str, bool], None]
+        self,
+        settings: ShareSettings,
+        places: ShareGroupPlaces,
+        persister: SharePersister,
+        topics: SharedTopics,
+        timers: Timers,
+        on_member_gone: Callable[[str, str, bool], None],
     ) -> None:
         self._settings = settings
-        self._states = states
+        self._persister = persister
+        self._initialized = places
         self._topics = topics
         self._timers = timers
         self._on_member_gone = on_member_gone
@@ -150,16 +152,17 @@ class ShareGroups:
         self._member_count = 0
         self._characters = 0
         """Of the topics that all members subscribe to."""
+        places.on_unload = self._on_unload
 
     def has(self, group_id: str) -> bool:
         """Whether the name is that of a share group."""
-        return group_id in self._groups or bool(self._states.of_group(group_id))
+        return group_id in self._groups or bool(self._initialized.of_group(group_id))
 
     def has_members(self, group_id: str) -> bool:
         return group_id in self._groups
 
     def names(self) -> set[str]:
-        return {*self._groups, *self._states.groups()}
+        return {*self._groups, *self._initialized.names()}
 
     # ---- members
 
@@ -202,8 +205,9 @@ class ShareGroups:
         if self._characters + subscription_cost(names) > CHARACTERS_MAX:
             return f"The members of all share groups of this box subscribe to topics with {CHARACTERS_MAX} characters already, with {NAME_COST} for each."
         new = (place for of_topic in self._places(names).values() for place in of_topic)
-        if self._states.count + sum(self._states.find(group_id, place) is None for place in new) > SHARES_MAX:
-            return f"This box has {self._states.count} share partitions, and may have {SHARES_MAX}. Delete groups, or subscribe to fewer partitions."
+        count = self._initialized.count
+        if count + sum(not self._initialized.has(group_id, place) for place in new) > SHARES_MAX:
+            return f"This box coordinates {count} share partitions, and may coordinate {SHARES_MAX}. Delete groups, or subscribe to fewer partitions."
         return None
 
     def _problem(self, request: apis.ShareGroupHeartbeatRequest) -> tuple[ErrorCode, str | None]:
@@ -254,6 +258,8 @@ class ShareGroups:
             self._member_count += 1
         if request.member_epoch == JOIN:
             member.sent = None
+            group.confirmed.clear()
+            group.is_stale = True
         if is_new or topics != member.topics:
             self._characters += subscription_cost(topics) - subscription_cost(member.topics)
             group.is_stale = True
@@ -278,6 +284,14 @@ class ShareGroups:
             del self._groups[group_id]
         self._on_member_gone(group_id, member_id, has_left)
 
+    def _on_unload(self, is_gone: Callable[[str], bool]) -> None:
+        """Another box coordinates these groups; their members join there."""
+        for group_id in [group_id for group_id in self._groups if is_gone(group_id)]:
+            for member in self._groups.pop(group_id).members.values():
+                self._timers.cancel(member.timer)
+                self._member_count -= 1
+                self._characters -= subscription_cost(member.topics)
+
     # ---- partitions
 
     def _subscribed(self, group: ShareGroup) -> set[str]:
@@ -288,7 +302,7 @@ class ShareGroups:
         return {name: tuple((topic.topic_id, number) for number in range(topic.partition_count)) for name, topic in found.items() if topic is not None}
 
     def _with_initialized(self, group: ShareGroup, now_ms: int, then: Callable[[], None]) -> None:
-        """Assign if something has changed, and call `then`: at once, or when the start offsets of new partitions are in the log.
+        """Assign if something has changed, and call `then`: at once, or when new partitions are initialized.
 
         At most `NEW_A_HEARTBEAT` partitions are new to one heartbeat; the others come with the next ones.
         """
@@ -299,34 +313,44 @@ class ShareGroups:
                 then()
                 return
             group.places, group.generation, group.is_stale = self._places(self._subscribed(group)), self._topics.generation, False
-            group.missing = deque(place for of_topic in group.places.values() for place in of_topic if self._states.find(group.group_id, place) is None)
-        steps: list[Any] = []
-        for _ in range(min(len(group.missing), NEW_A_HEARTBEAT)):
-            place = group.missing.popleft()
-            bounds = self._topics.bounds(*place)
-            if bounds.error_code is not ErrorCode.NONE:
-                group.missing.append(place)
-                continue
-            steps.append(partial(self._initialize, group, place, self._topics.first_offset(bounds)))
+            group.missing = deque(place for of_topic in group.places.values() for place in of_topic if place not in group.confirmed)
+        new = [group.missing.popleft() for _ in range(min(len(group.missing), NEW_A_HEARTBEAT))]
 
         def assign() -> None:
-            if group.members and (must_assign or steps):
+            if group.members and (must_assign or new):
                 self._assign(group, now_ms)
             then()
 
-        all_of(steps, assign)
+        if new:
+            self._initialize(group, new, assign)
+        else:
+            assign()
 
-    def _initialize(self, group: ShareGroup, place: Place, start_offset: int, on_done: Callable[[], None]) -> None:
-        def on_written(code: ErrorCode) -> None:
-            if code is not ErrorCode.NONE:
-                group.missing.append(place)
+    def _initialize(self, group: ShareGroup, new: list[Place], on_done: Callable[[], None]) -> None:
+        """Initialize the states, then let the group have the share partitions. What fails is tried again with the next heartbeat."""
+        group_id = group.group_id
+
+        def on_initialized(results: dict[Place, StateResult]) -> None:
+            done = [place for place in new if not results[place].error_code]
+            group.missing.extend(place for place in new if results[place].error_code)
+            self._initialized.change(group_id, done, (), lambda code: on_written(done, code))
+
+        def on_written(done: list[Place], code: ErrorCode) -> None:
+            if code is ErrorCode.NONE:
+                group.confirmed.update(done)
+            else:
+                group.missing.extend(done)
             on_done()
 
-        self._states.initialize(ShareKey(group.group_id, *place), start_offset, on_written)
+        self._persister.initialize(group_id, [(place, 0, self._start_offset(group_id, place)) for place in new], on_initialized)
+
+    def _start_offset(self, group_id: str, place: Place) -> int:
+        bounds = self._topics.bounds(*place)
+        return self._topics.first_offset(group_id, bounds) if bounds.error_code is ErrorCode.NONE else UNINITIALIZED
 
     def _assign(self, group: ShareGroup, now_ms: int) -> None:
-        group_id, find = group.group_id, self._states.find
-        ready = {name: tuple(place for place in of_topic if find(group_id, place) is not None) for name, of_topic in group.places.items()}
+        known = self._initialized.of_group(group.group_id)
+        ready = {name: tuple(place for place in of_topic if place in known) for name, of_topic in group.places.items()}
         targets = simple_targets({member.member_id: member.topics for member in group.members.values()}, ready)
         group.assigned_ms = now_ms
         group.group_epoch += any(member.assigned != targets[member.member_id] for member in group.members.values())
@@ -363,6 +387,9 @@ class ShareGroups:
         return apis.ShareGroupDescribeResponse(groups=tuple(described))
 
     def _describe(self, group_id: str) -> apis.DescribedShareGroup:
+        refusal = self._initialized.refusal(group_id)
+        if refusal is not ErrorCode.NONE:
+            return apis.DescribedShareGroup(refusal, None, group_id)
         if not self.has(group_id):
             return apis.DescribedShareGroup(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.", group_id, "Dead")
         group = self._groups.get(group_id) or ShareGroup(group_id)
@@ -403,18 +430,3 @@ def by_topic(places: Iterable[Place]) -> list[tuple[TopicId, tuple[int, ...]]]:
     for topic_id, partition in sorted(places):
         found.setdefault(topic_id, []).append(partition)
     return [(topic_id, tuple(partitions)) for topic_id, partitions in found.items()]
-
-
-def all_of(steps: list[Any], done: Callable[[], None]) -> None:
-    """Take all steps, which call back once each, and call `done` after the last answer."""
-    waiting = len(steps) + 1
-
-    def on_done() -> None:
-        nonlocal waiting
-        waiting -= 1
-        if not waiting:
-            done()
-
-    for step in steps:
-        step(on_done)
-    on_done()

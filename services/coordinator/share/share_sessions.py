@@ -1,6 +1,6 @@
 """Share sessions: ShareFetch and ShareAcknowledge of members (KIP-932).
 
-A session keeps the partitions that a member fetches, as a fetch session does. A ShareFetch first waits until its acknowledgements are in the
+A session keeps the partitions that a member fetches from this box, as a fetch session does. A ShareFetch first waits until its acknowledgements are in the
 log, then reads one partition after the other and locks what it delivers, and waits if there is nothing. Records are answered in whole
 batches, as they are in the log. Owned by the coordinator. Weak spots: records are copied through the coordinator (a fetch
 reads at most `READ_BYTES_MAX` of a partition); what was locked for a client that has gone waits for the end of its lock;
@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple, Protocol
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
 from appliance.protocol import share_apis as apis
-from services.coordinator.share.share_groups import LogBounds, Place, ShareSettings
+from services.coordinator.share.share_groups import NAME_CHARACTERS_MAX, ShareSettings
+from services.coordinator.share.share_leaders import HostedShare, LogBounds, Place, ShareEvent, ShareLeaders
 from services.coordinator.share.share_partition import Acknowledgement, ShareLimits
-from services.coordinator.share.share_states import HostedShare, ShareEvent, ShareStates
 
 FINAL_EPOCH: Final = -1
 READ_BYTES_MAX: Final = 1 << 20
@@ -37,8 +37,18 @@ RENEWAL_SINCE: Final = 2
 RECORD_LIMIT: Final = 1
 """The acquire mode in which no more records than asked for are delivered."""
 IDLE_MS: Final = 90_000
+IDLE_LOOK_MS: Final = 10_000
 LEAVE_MS: Final = 5_000
 """A member that leaves its group sends its last acknowledgements at the same time, by another connection."""
+
+
+_ACKNOWLEDGE_ERRORS: Final = {
+    ErrorCode.FENCED_LEADER_EPOCH: ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.FENCED_STATE_EPOCH: ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+}
+"""What a client hears of a write that failed; of others COORDINATOR_NOT_AVAILABLE."""
 
 
 class ReadBatch(NamedTuple):
@@ -69,6 +79,9 @@ class SharedLogs(Protocol):
 
     def bounds(self, topic_id: TopicId, partition: int) -> LogBounds: ...
 
+    def is_certain(self, topic_id: TopicId) -> bool:
+        """Whether no other box can lead partitions of the topic that this one leads by its rows."""
+
     def read(self, topic_id: TopicId, partition: int, offset: int, size_bytes: int, on_read: OnRead) -> bool:
         """False: it could not begin, and `on_read` is not called."""
 
@@ -80,7 +93,8 @@ class ShareSession:
         self.group_id = group_id
         self.member_id = member_id
         self.session_epoch = 1
-        self.places: dict[Place, None] = {}
+        self.places: dict[Place, HostedShare | None] = {}
+        """With the share partition as it was last seen here; None: it is to be opened."""
         self.used_ms = 0
         self.is_over = False
         self.has_left = False
@@ -118,17 +132,18 @@ class _Fetch:
 class ShareSessions:
     """All sessions of this box."""
 
-    def __init__(self, settings: ShareSettings, limits: ShareLimits, states: ShareStates, logs: SharedLogs, now_ms: Callable[[], int]) -> None:
+    def __init__(self, settings: ShareSettings, limits: ShareLimits, leaders: ShareLeaders, logs: SharedLogs, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
         self._settings = settings
         self._limits = limits
-        self._states = states
+        self._leaders = leaders
         self._logs = logs
         self._sessions: dict[tuple[str, str], ShareSession] = {}
         self._parked: deque[_Fetch] = deque()
         self._collected_bytes = 0
         self._leaving: deque[tuple[int, ShareSession]] = deque()
         """sessions of members that have left, and when they end at the latest"""
+        self._idle_looked_ms = now_ms()
 
     @property
     def is_waiting(self) -> bool:
@@ -174,15 +189,15 @@ class ShareSessions:
         self._acknowledge(session, request, version, now_ms, on_acknowledged)
 
     def _add_place(self, fetch: _Fetch, place: Place) -> None:
-        """Only partitions of the group join the session, so that a client cannot make it as long as it likes."""
+        """Only partitions that this box leads join the session, so that a client cannot make it as long as it likes."""
         places = fetch.session.places
-        if self._states.find(fetch.session.group_id, place) is None:
-            known = self._logs.bounds(*place).error_code
-            self._put(fetch, place, error_code=known or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        code = self._logs.bounds(*place).error_code
+        if code is not ErrorCode.NONE:
+            self._put(fetch, place, error_code=code)
         elif place not in places and len(places) >= PLACES_MAX:
             self._put(fetch, place, error_code=ErrorCode.SHARE_SESSION_LIMIT_REACHED)
         else:
-            places[place] = None
+            places.setdefault(place, None)
 
     def acknowledge(self, request: apis.ShareAcknowledgeRequest, version: int, now_ms: int, reply: Callable[[apis.ShareAcknowledgeResponse], None]) -> None:
         code, session = self._session(request, now_ms, may_open=False)
@@ -205,13 +220,12 @@ class ShareSessions:
         self._acknowledge(session, request, version, now_ms, on_acknowledged)
 
     def _session(self, request: Any, now_ms: int, may_open: bool) -> tuple[ErrorCode, ShareSession | None]:
-        if not request.group_id or not request.member_id:
+        if not request.group_id or not request.member_id or max(len(request.group_id), len(request.member_id)) > NAME_CHARACTERS_MAX:
             return ErrorCode.INVALID_REQUEST, None
         key = request.group_id, request.member_id
         session = self._sessions.get(key)
         if request.session_epoch == 0 and may_open:
-            if not self._states.of_group(request.group_id):
-                return ErrorCode.GROUP_ID_NOT_FOUND, None
+            self._leaders.forget_idle(request.group_id)
             if session is not None:
                 session.is_over = True
             elif not self._make_room(now_ms):
@@ -229,21 +243,26 @@ class ShareSessions:
     def _make_room(self, now_ms: int) -> bool:
         if len(self._sessions) < self._settings.group_share_max_share_sessions:
             return True
+        self._end_idle(now_ms)
+        return len(self._sessions) < self._settings.group_share_max_share_sessions
+
+    def _end_idle(self, now_ms: int) -> None:
+        self._idle_looked_ms = now_ms
         for session in [session for session in self._sessions.values() if session.used_ms + IDLE_MS < now_ms]:
             self._end(session)
-        return len(self._sessions) < self._settings.group_share_max_share_sessions
 
     def _end(self, session: ShareSession) -> None:
         session.is_over = True
         if self._sessions.get((session.group_id, session.member_id)) is session:
             del self._sessions[session.group_id, session.member_id]
-        self._states.release(session.group_id, session.member_id)
+        self._leaders.release(session.group_id, session.member_id)
 
     def on_member_gone(self, group_id: str, member_id: str, has_left: bool = False) -> None:
-        """What the member has in hand is for others; if it `has_left`, when its session ends, which it does itself."""
+        """What the member has in hand is for others; if it `has_left`, when its session ends, which it does itself. Leaders on other boxes do not hear of it:
+        there its locks or its idle session end in their time."""
         session = self._sessions.get((group_id, member_id))
         if session is None:
-            self._states.release(group_id, member_id)
+            self._leaders.release(group_id, member_id)
         elif has_left:
             session.has_left = True
             self._leaving.append((self._now_ms() + LEAVE_MS, session))
@@ -261,7 +280,7 @@ class ShareSessions:
         def on_written(place: Place, code: ErrorCode) -> None:
             nonlocal waiting
             if code is not ErrorCode.NONE:
-                results[place] = ErrorCode.COORDINATOR_NOT_AVAILABLE
+                results[place] = _ACKNOWLEDGE_ERRORS.get(code, ErrorCode.COORDINATOR_NOT_AVAILABLE)
             finish()
 
         def finish() -> None:
@@ -278,19 +297,20 @@ class ShareSessions:
                 if place in results:  # each costs a pass over the window: a request may have one for each partition
                     results[place] = ErrorCode.INVALID_REQUEST
                     continue
-                hosted = self._states.find(session.group_id, place)
-                if hosted is None:
-                    results[place] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                hosted = self._leaders.find(session.group_id, place)
+                code = self._logs.bounds(*place).error_code
+                if hosted is None or code is not ErrorCode.NONE:
+                    results[place] = code or ErrorCode.INVALID_RECORD_STATE
                     continue
                 acknowledgements = [Acknowledgement(*batch) for batch in batches]
                 results[place], needs_write = hosted.share.acknowledge(session.member_id, acknowledgements, hosted.next_write, now_ms, may_renew)
                 if results[place] is not ErrorCode.NONE:
-                    self._states.count_event(ShareEvent.REFUSED, 1)
+                    self._leaders.count_event(ShareEvent.REFUSED, 1)
                 if needs_write:
-                    self._states.count_event(ShareEvent.ACKNOWLEDGED, sum(batch.last_offset - batch.first_offset + 1 for batch in batches))
+                    self._leaders.count_event(ShareEvent.ACKNOWLEDGED, sum(batch.last_offset - batch.first_offset + 1 for batch in batches))
                     waiting += 1
-                    self._states.persist(hosted, lambda code, place=place: on_written(place, code))  # type: ignore[misc]
-                self._states.watch_locks(hosted)
+                    self._leaders.persist(hosted, lambda code, place=place: on_written(place, code))  # type: ignore[misc]
+                self._leaders.watch_locks(hosted)
         finish()
 
     # ---- fetches
@@ -303,6 +323,8 @@ class ShareSessions:
             if self._sessions.get((session.group_id, session.member_id)) is session:
                 self._end(session)
                 done += 1
+        if now_ms >= self._idle_looked_ms + IDLE_LOOK_MS:
+            self._end_idle(now_ms)
         looks_left = LOOKS_A_TURN
         for _ in range(min(len(self._parked), FETCHES_A_TURN)):
             if looks_left <= 0:
@@ -317,19 +339,37 @@ class ShareSessions:
         return done
 
     def _has_news(self, fetch: _Fetch, place: Place) -> bool:
-        hosted = self._states.find(fetch.session.group_id, place)
         bounds = self._logs.bounds(*place)
-        if hosted is None or bounds.error_code is not ErrorCode.NONE:
+        if bounds.error_code is not ErrorCode.NONE:
             return True
+        hosted = self._hosted(fetch.session, place, bounds)
+        if hosted is None or not hosted.is_ready:
+            return hosted is not None and bool(hosted.error_code)
         if hosted.is_reading or self._now_ms() < hosted.read_again_ms:
             return False
         offset = self._next_offset(hosted)
         return offset is not None and max(offset, bounds.log_start_offset) < bounds.high_watermark
 
+    def _hosted(self, session: ShareSession, place: Place, bounds: LogBounds) -> HostedShare | None:
+        """Return the share partition, whose state is perhaps being read, or could not be read; None: there are too many."""
+        hosted = session.places.get(place)
+        if hosted is None or hosted.leader_epoch != bounds.leader_epoch or (hosted.is_gone and not hosted.error_code):
+            hosted = session.places[place] = self._leaders.open(session.group_id, place, bounds)
+        return hosted
+
+    def _put_away(self, session: ShareSession, place: Place, code: ErrorCode) -> None:
+        """The next look reads the state again, unless there is none. A session without states ends, so that only groups that exist have sessions."""
+        if code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            session.places[place] = None
+            return
+        del session.places[place]
+        if not session.places:
+            self._end(session)
+
     def _next_offset(self, hosted: HostedShare) -> int | None:
         """Return where the next read begins; None while nothing may be delivered."""
         offset = hosted.share.next_fetch_offset()
-        return offset if self._states.has_room or offset is None or offset < hosted.share.end_offset else None
+        return offset if self._leaders.has_room or offset is None or offset < hosted.share.end_offset else None
 
     def _begin_round(self, fetch: _Fetch, now_ms: int) -> None:
         places = list(fetch.session.places)
@@ -343,16 +383,24 @@ class ShareSessions:
             if self._collected_bytes >= COLLECTED_BYTES_MAX:
                 break
             place = fetch.to_read.popleft()
+            if place not in fetch.session.places:
+                continue
             if not fetch.asker.may_read(place[0]):
                 self._put(fetch, place, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
                 continue
-            hosted = self._states.find(fetch.session.group_id, place)
             bounds = self._logs.bounds(*place)
-            if hosted is None or bounds.error_code is not ErrorCode.NONE:
-                self._put(fetch, place, error_code=bounds.error_code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            if bounds.error_code is not ErrorCode.NONE:
+                self._put(fetch, place, error_code=bounds.error_code)
+                continue
+            hosted = self._hosted(fetch.session, place, bounds)
+            if hosted is None or not hosted.is_ready:
+                if hosted is not None and hosted.error_code:
+                    self._put_away(fetch.session, place, hosted.error_code)
+                    if hosted.error_code is not ErrorCode.COORDINATOR_NOT_AVAILABLE:
+                        self._put(fetch, place, error_code=hosted.error_code)
                 continue
             if hosted.share.raise_start(bounds.log_start_offset):
-                self._states.watch_locks(hosted)
+                self._leaders.watch_locks(hosted)
             offset = self._next_offset(hosted)
             if hosted.is_reading or offset is None or offset >= bounds.high_watermark or now_ms < hosted.read_again_ms:
                 continue
@@ -366,6 +414,12 @@ class ShareSessions:
 
     def _read(self, fetch: _Fetch, hosted: HostedShare, offset: int) -> bool:
         def on_read(read: SharedRead | None) -> None:
+            if read is None or self._logs.is_certain(hosted.key.topic_id):
+                on_confirmed(read)
+            else:
+                self._leaders.confirm(hosted, lambda is_confirmed: on_confirmed(read if is_confirmed else None))
+
+        def on_confirmed(read: SharedRead | None) -> None:
             hosted.is_reading = False
             if read is None:
                 hosted.read_again_ms = self._now_ms() + READ_AGAIN_MS
@@ -395,7 +449,7 @@ class ShareSessions:
             fetch.is_strict,
             self._now_ms(),
         )
-        self._states.watch_locks(hosted)
+        self._leaders.watch_locks(hosted)
         if not acquired:
             return
         first, last = acquired[0].first_offset, acquired[-1].last_offset
@@ -403,8 +457,8 @@ class ShareSessions:
         data = read.data[sent[0].position : sent[-1].end_position]
         fetch.records_left -= sum(each.last_offset - each.first_offset + 1 for each in acquired)
         fetch.bytes_left -= len(data)
-        self._states.count_event(ShareEvent.ACQUIRED, sum(each.last_offset - each.first_offset + 1 for each in acquired))
-        self._states.count_event(ShareEvent.AGAIN, sum(each.last_offset - each.first_offset + 1 for each in acquired if each.delivery_count > 1))
+        self._leaders.count_event(ShareEvent.ACQUIRED, sum(each.last_offset - each.first_offset + 1 for each in acquired))
+        self._leaders.count_event(ShareEvent.AGAIN, sum(each.last_offset - each.first_offset + 1 for each in acquired if each.delivery_count > 1))
         fetch.size_bytes += len(data)
         self._collected_bytes += len(data)
         self._put(fetch, hosted.key[1:], records=data, acquired=tuple(apis.AcquiredRecords(*each) for each in acquired))
@@ -420,13 +474,3 @@ class ShareSessions:
             topics.setdefault(topic_id, []).append(result)
         rows = tuple(apis.ShareTopicResponse(topic_id, tuple(results)) for topic_id, results in topics.items())
         fetch.reply(apis.ShareFetchResponse(acquisition_lock_timeout_ms=self._limits.lock_ms, topics=rows))
-
-    def end_all(self) -> None:
-        """The coordinator has lost its topic: sessions are opened again."""
-        for session in self._sessions.values():
-            session.is_over = True
-        self._sessions.clear()
-        self._leaving.clear()
-        parked, self._parked = self._parked, deque()
-        for fetch in parked:
-            fetch.reply(apis.ShareFetchResponse(error_code=ErrorCode.SHARE_SESSION_NOT_FOUND))

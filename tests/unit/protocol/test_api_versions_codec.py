@@ -50,15 +50,3 @@ def test_apis_without_a_handler_are_not_advertised() -> None:
     for version in range(5):
         advertised = kio_adapter.decode_response(ApiKey.API_VERSIONS, version, encode_api_versions_response(version, 5)[8:])
         assert not {api.api_key for api in advertised.api_keys} & NOT_YET_SERVED
-
-
-def test_a_cluster_of_several_boxes_does_not_advertise_share_groups() -> None:
-    for version in range(5):
-        of_one, of_several = (
-            {
-                api.api_key
-                for api in kio_adapter.decode_response(ApiKey.API_VERSIONS, version, encode_api_versions_response(version, 5, 0, is_alone)[8:]).api_keys
-            }
-            for is_alone in (True, False)
-        )
-        assert of_one - of_several == {76, 77, 78, 79, 90, 91, 92}

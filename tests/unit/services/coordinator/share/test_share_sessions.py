@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, cast
 
 import pytest
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
 from appliance.protocol import share_apis as apis
+from appliance.protocol import share_state_apis as apis_of_states
+from appliance.protocol.share_state_apis import KeptBatch, ReadStateResult
 from appliance.protocol.topic_partitions import TopicIdPartitions
 from appliance.runtime.timers import Timers
 from services.coordinator.groups.member import ClientIdentity
 from services.coordinator.groups.ports import NAME_COST, KnownTopic
+from services.coordinator.share.share_group_records import ShareGroupPlaces
 from services.coordinator.share.share_groups import (
     NAME_CHARACTERS_MAX,
     NEW_A_HEARTBEAT,
     SUBSCRIPTION_CHARACTERS_MAX,
-    LogBounds,
     ShareGroups,
     ShareSettings,
     simple_targets,
 )
-from services.coordinator.share.share_offsets import ShareOffsets
+from services.coordinator.share.share_leaders import LogBounds, Place, ShareEvent, ShareLeaders
+from services.coordinator.share.share_offsets import OnEnds, ShareOffsets
 from services.coordinator.share.share_partition import ACCEPT, RELEASE, RENEW, ShareLimits
+from services.coordinator.share.share_persister import TIMEOUT_MS, SharePersister
 from services.coordinator.share.share_sessions import LEAVE_MS, OnRead, ReadBatch, ShareAsker, SharedRead, ShareSessions
-from services.coordinator.share.share_states import SHARE_SNAPSHOT, ShareEvent, ShareKey, ShareSnapshot, ShareStates, SnapshotBatch, state_partition_of
+from services.coordinator.share.share_states import SHARE_SNAPSHOT, ShareKey, ShareSnapshot, ShareStates, state_partition_of
 from tests.support.group_world import LogInMemory, Replies
 
 TOPIC = TopicId(b"t" * 16)
@@ -35,28 +40,67 @@ LOCK_MS = 1_000
 STATE_PARTITIONS = 3
 
 
-class World:
-    """One box: a topic `jobs` with two partitions, batches of two records, and a log that answers when a test says so."""
+class PromptReads(SharePersister):
+    """The log has at once what a read appends; all other appends wait for the test."""
 
-    def __init__(self, log: LogInMemory | None = None, sessions_max: int = 3, limit: int = 2) -> None:
-        self.log = log or LogInMemory()
+    log: LogInMemory
+
+    def read(self, key: ShareKey, leader_epoch: int, on_done: Callable[[ReadStateResult], None]) -> None:
+        before = len(self.log.waiting)
+        super().read(key, leader_epoch, on_done)
+        if len(self.log.waiting) > before:
+            self.log.waiting.insert(0, self.log.waiting.pop())
+            self.log.answer_one()
+
+
+class World:
+    """One box: a topic `jobs` with two partitions, batches of two records, and logs that answer when a test says so."""
+
+    broker_id = 1
+
+    def __init__(self, former: World | None = None, sessions_max: int = 3, limit: int = 2, lock_ms: int = LOCK_MS) -> None:
+        self.log = former.log if former is not None else LogInMemory()
+        self.groups_log = former.groups_log if former is not None else LogInMemory()
         self.now_ms = 1_000_000
         self.high_watermark = 6
+        self.leader_epoch = 0
         self.generation = 1
         self.can_read = True
+        self.has_lease = True
         self.timers = Timers()
         settings = ShareSettings(group_share_max_size=2, group_share_max_share_sessions=sessions_max)
-        limits = ShareLimits(limit, LOCK_MS, 100)
+        limits = ShareLimits(limit, lock_ms, 100)
         self.events: Counter[ShareEvent] = Counter()
-        self.states = ShareStates(self.log, limits, self.timers, lambda: self.now_ms, lambda event, count: self.events.update({event: count}))
-        self.states.partition_count = STATE_PARTITIONS
+        self.states = ShareStates(self.log, lambda: self.now_ms)
+        self.places = ShareGroupPlaces(self.groups_log, self.name_of)
+        for topic in (self.states, self.places):
+            topic.partition_count = STATE_PARTITIONS
         for partition in range(STATE_PARTITIONS):
             self.states.begin_load(partition)
             self.states.load(partition, self.log.content.get(partition, ()))
             self.states.finish_load(partition, self.now_ms)
-        self.sessions = ShareSessions(settings, limits, self.states, self, lambda: self.now_ms)
-        self.groups = ShareGroups(settings, self.states, self, self.timers, self.sessions.on_member_gone)
-        self.offsets = ShareOffsets(self.groups, self.states, self)
+            self.places.begin_load(partition)
+            for record in self.groups_log.content.get(partition, ()):
+                self.places.load(partition, record)
+            self.places.finish_load(partition)
+        persister = PromptReads(self.states, self, cast(Any, None), self.timers, lambda: self.now_ms)
+        persister.log = self.log
+        self.leaders = ShareLeaders(persister, self, limits, self.timers, lambda: self.now_ms, lambda event, count: self.events.update({event: count}))
+        self.sessions = ShareSessions(settings, limits, self.leaders, self, lambda: self.now_ms)
+        self.groups = ShareGroups(settings, self.places, persister, self, self.timers, self.sessions.on_member_gone)
+        self.offsets = ShareOffsets(self.groups, self.places, persister, self, self)
+
+    def state_leaders(self) -> tuple[int, ...]:
+        return (self.broker_id,) * STATE_PARTITIONS
+
+    def ends(self, places: Collection[Place], on_ends: OnEnds) -> None:
+        on_ends(dict.fromkeys(places, self.high_watermark))
+
+    def settle(self, code: ErrorCode = ErrorCode.NONE) -> None:
+        """Answer all appends, and those that follow them."""
+        while self.log.waiting or self.groups_log.waiting:
+            self.log.answer_all(code)
+            self.groups_log.answer_all(code)
 
     # ---- `SharedTopics` and `SharedLogs`
 
@@ -69,11 +113,16 @@ class World:
     def refusal(self, group_id: str) -> tuple[ErrorCode, str | None]:
         return (ErrorCode.GROUP_ID_NOT_FOUND if group_id == "readers" else ErrorCode.NONE), None
 
-    def first_offset(self, bounds: LogBounds) -> int:
+    def first_offset(self, group_id: str, bounds: LogBounds) -> int:
         return bounds.log_start_offset
 
     def bounds(self, topic_id: TopicId, partition: int) -> LogBounds:
-        return LogBounds(ErrorCode.NONE, 0, self.high_watermark) if topic_id == TOPIC else LogBounds(ErrorCode.UNKNOWN_TOPIC_ID)
+        if topic_id != TOPIC or partition > 1:
+            return LogBounds(ErrorCode.UNKNOWN_TOPIC_ID if topic_id != TOPIC else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return LogBounds(ErrorCode.NONE, 0, self.high_watermark, self.leader_epoch)
+
+    def is_certain(self, topic_id: TopicId) -> bool:
+        return self.has_lease
 
     def read(self, topic_id: TopicId, partition: int, offset: int, size_bytes: int, on_read: OnRead) -> bool:
         """Batches have two records and two bytes."""
@@ -93,7 +142,7 @@ class World:
 
     def join(self, member_id: str = "m") -> Any:
         replies = self.heartbeat(member_id)
-        self.log.answer_all()
+        self.settle()
         return replies.only
 
     def fetch(self, epoch: int, *batches: tuple[int, int, tuple[int, ...]], member_id: str = "m", partition: int = 0, **fields: Any) -> Replies[Any]:
@@ -141,7 +190,7 @@ def test_a_member_gets_its_partitions_when_their_start_is_in_the_log() -> None:
     world = World()
     replies = world.heartbeat()
     assert not replies
-    world.log.answer_all()
+    world.settle()
     assert replies.only.assignment.topic_partitions == (TopicIdPartitions(TOPIC, (0, 1)),)
     assert world.heartbeat(member_epoch=replies.only.member_epoch).only.assignment is None
 
@@ -193,20 +242,23 @@ def test_a_record_is_acknowledged_when_the_log_has_it() -> None:
     assert acquired(world.fetch(0)) == [(0, 5, 1)]
     replies = world.acknowledge(1, (0, 5, (ACCEPT,)))
     assert not replies
-    world.log.answer_all()
+    world.settle()
     assert code_of(replies) == ErrorCode.NONE
     assert acquired(world.fetch(2)) == []
 
 
 def test_an_acknowledgement_that_the_log_refuses_leaves_the_records_to_the_member() -> None:
-    world = World()
+    world = World(lock_ms=60_000)
     world.join()
     world.fetch(0)
     refused = world.acknowledge(1, (0, 5, (ACCEPT,)))
-    world.log.answer_all(ErrorCode.NOT_ENOUGH_REPLICAS)
+    for _ in range(TIMEOUT_MS // 50):
+        assert not refused, "an error that passes"
+        world.settle(ErrorCode.NOT_ENOUGH_REPLICAS)
+        world.wait(50)
     assert code_of(refused) == ErrorCode.COORDINATOR_NOT_AVAILABLE
     again = world.acknowledge(2, (0, 5, (ACCEPT,)))
-    world.log.answer_all()
+    world.settle()
     assert code_of(again) == ErrorCode.NONE
 
 
@@ -221,7 +273,7 @@ def test_a_lock_ends_unless_it_is_renewed_and_after_the_last_delivery_no_member_
     assert acquired(world.fetch(0, member_id="b", max_records=1)) == [(1, 1, 2)]
     assert code_of(world.acknowledge(1, (0, 0, (ACCEPT,)), member_id="b")) == ErrorCode.INVALID_RECORD_STATE
     world.wait(LOCK_MS)  # both locks are over; the record 1 was delivered as often as the limit says
-    world.log.answer_all()
+    world.settle()
     assert acquired(world.fetch(2, member_id="b", max_records=1)) == [(0, 0, 2)]
     assert world.events == {ShareEvent.ACQUIRED: 4, ShareEvent.AGAIN: 2, ShareEvent.EXPIRED: 3, ShareEvent.REFUSED: 2}
 
@@ -231,8 +283,8 @@ def test_the_next_incarnation_delivers_what_was_not_acknowledged() -> None:
     world.join()
     world.fetch(0)
     world.acknowledge(1, (1, 2, (ACCEPT,)), (4, 4, (RELEASE,)))
-    world.log.answer_all()
-    after = World(world.log)
+    world.settle()
+    after = World(world)
     assert after.heartbeat(member_epoch=1).error == ErrorCode.UNKNOWN_MEMBER_ID
     assert after.fetch(1).error == ErrorCode.SHARE_SESSION_NOT_FOUND
     assert acquired(after.fetch(0)) == [(0, 0, 2), (3, 5, 2)]
@@ -256,7 +308,7 @@ def test_a_member_that_has_left_acknowledges_what_it_has_in_hand() -> None:
     assert acquired(world.fetch(0))
     world.heartbeat(member_epoch=-1)
     answer = world.acknowledge(-1, (0, 5, (1,)))
-    world.log.answer_all()
+    world.settle()
     assert answer.only.topics[0].partitions[0].error_code == ErrorCode.NONE
     world.join("n")
     world.high_watermark = 8
@@ -285,7 +337,6 @@ def test_sessions_are_numbered_and_bounded() -> None:
     world.fetch(0)
     assert world.fetch(2).error == ErrorCode.INVALID_SHARE_SESSION_EPOCH
     assert world.fetch(0, member_id="another").error == ErrorCode.SHARE_SESSION_LIMIT_REACHED
-    assert world.fetch(0, group_id="unknown").error == ErrorCode.GROUP_ID_NOT_FOUND
     assert world.fetch(0, group_id=None).error == ErrorCode.INVALID_REQUEST
 
 
@@ -316,22 +367,50 @@ def test_a_fetch_that_could_not_be_read_is_tried_again() -> None:
     assert acquired(replies) == [(0, 5, 1)]
 
 
+def test_without_a_lease_the_share_coordinator_confirms_the_leader_before_each_delivery() -> None:
+    world = World()
+    world.join()
+    world.has_lease = False
+    assert acquired(world.fetch(0, max_records=1)) == [(0, 1, 1)]
+    later = apis_of_states.ReadShareGroupStateRequest("workers", (apis_of_states.TopicReadStates(TOPIC, (apis_of_states.ReadState(0, 9),)),))
+    world.states.read(later, lambda _response: None)  # another box leads, and this one has not heard of it
+    world.settle()
+    parked = world.fetch(1, max_wait_ms=500)
+    world.wait(100)
+    assert code_of(parked) == ErrorCode.NOT_LEADER_OR_FOLLOWER and acquired(parked) == []
+
+
+def test_a_leader_in_another_epoch_delivers_what_was_not_acknowledged() -> None:
+    world = World(lock_ms=60_000)
+    world.join()
+    assert acquired(world.fetch(0)) == [(0, 5, 1)]
+    world.acknowledge(1, (0, 1, (ACCEPT,)))
+    world.settle()
+    world.leader_epoch += 1
+    world.leaders.refresh()
+    refused = world.acknowledge(2, (2, 3, (ACCEPT,)))
+    assert code_of(refused) == ErrorCode.INVALID_RECORD_STATE
+    assert acquired(world.fetch(3)) == [(2, 5, 2)]
+
+
 def test_administrators_see_move_and_delete_what_an_empty_group_has_done() -> None:
     world = World()
     world.join()
     world.fetch(0)
     world.acknowledge(1, (0, 1, (ACCEPT,)), (3, 3, (ACCEPT,)))
-    world.log.answer_all()
+    world.settle()
 
     def offsets() -> list[tuple[int, int]]:
-        (group,) = world.offsets.describe_offsets(apis.DescribeShareGroupOffsetsRequest((apis.ShareOffsetsGroup("workers"),))).groups
+        replies: Replies[Any] = Replies()
+        world.offsets.describe_offsets(apis.DescribeShareGroupOffsetsRequest((apis.ShareOffsetsGroup("workers"),)), replies)
+        (group,) = replies.only.groups
         return [(part.start_offset, part.lag) for topic in group.topics for part in topic.partitions]
 
     def alter() -> Replies[Any]:
         replies: Replies[Any] = Replies()
         new = apis.NewStartOffsets("jobs", (apis.NewStartOffset(0, 5), apis.NewStartOffset(1, 99)))
         world.offsets.alter_offsets(apis.AlterShareGroupOffsetsRequest("workers", (new,)), replies)
-        world.log.answer_all()
+        world.settle()
         return replies
 
     assert offsets() == [(2, 3), (0, 6)]
@@ -342,8 +421,8 @@ def test_administrators_see_move_and_delete_what_an_empty_group_has_done() -> No
     assert [group.group_state for group in world.groups.listed(set(), {"share"})] == ["Empty"]
     codes: list[ErrorCode] = []
     world.offsets.delete_group("workers", codes.append)
-    world.log.answer_all()
-    assert codes == [ErrorCode.NONE] and not world.groups.has("workers") and not World(world.log).groups.has("workers")
+    world.settle()
+    assert codes == [ErrorCode.NONE] and not world.groups.has("workers") and not World(world).groups.has("workers")
 
 
 def test_a_partition_that_was_deleted_while_it_was_written_stays_deleted() -> None:
@@ -352,15 +431,15 @@ def test_a_partition_that_was_deleted_while_it_was_written_stays_deleted() -> No
     world.fetch(0)
     first, second = world.acknowledge(1, (0, 1, (ACCEPT,))), world.acknowledge(2, (2, 3, (ACCEPT,)))
     world.offsets.on_topics_deleted({TOPIC})
-    world.log.answer_all()
-    assert (code_of(first), code_of(second)) == (ErrorCode.NONE, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-    assert not World(world.log).groups.has("workers")
+    world.settle()
+    assert (code_of(first), code_of(second)) == (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    assert not World(world).groups.has("workers")
 
 
 def test_a_session_has_partitions_of_its_group_only_and_a_request_each_of_them_once() -> None:
     world = World()
     world.join()
-    assert code_of(world.fetch(0, partition=7)) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert code_of(world.fetch(0, partition=7)) == code_of(world.fetch(0, group_id="others")) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     part = apis.SharePartitionRequest(0, (apis.AcknowledgementBatch(0, 0, (ACCEPT,)),))
     twice = world.fetch(1, topics=(apis.ShareTopicRequest(TOPIC, (part, part)),))
     assert twice.only.topics[0].partitions[0].acknowledge_error_code == ErrorCode.INVALID_REQUEST
@@ -374,7 +453,7 @@ def test_a_large_topic_is_assigned_in_parts() -> None:
     assert len(joined.assignment.topic_partitions[0].partitions) == NEW_A_HEARTBEAT
     world.now_ms += 5_000
     more = world.heartbeat(member_epoch=joined.member_epoch, topics=None)
-    world.log.answer_all()
+    world.settle()
     assert len(more.only.assignment.topic_partitions[0].partitions) == NEW_A_HEARTBEAT + 1
     assert world.heartbeat(member_epoch=more.only.member_epoch, topics=None).only.member_epoch == more.only.member_epoch
 
@@ -417,7 +496,7 @@ def test_a_description_is_bounded_and_each_group_is_in_it_once() -> None:
 def test_a_snapshot_is_the_bytes_that_kafka_reads() -> None:
     """Kafka 4.3.1's ShareSnapshotKey and ShareSnapshotValue read these bytes, and its hash finds this partition of 50."""
     key = ShareKey("workers", TOPIC, 3)
-    record = SHARE_SNAPSHOT.record(key, ShareSnapshot(4, 1, 0, 17, 1_000, 2_000, (SnapshotBatch(17, 20, 0, 2), SnapshotBatch(21, 25, 2, 1))))
+    record = SHARE_SNAPSHOT.record(key, ShareSnapshot(4, 1, 0, 17, 1_000, 2_000, (KeptBatch(17, 20, 0, 2), KeptBatch(21, 25, 2, 1))))
     value = "0000000000040000000100000000000000000000001100000000000003e800000000000007d0"
     value += "030000000000000011000000000000001400000200000000000000001500000000000000190200010000"
     assert (record.key.hex(), (record.value or b"").hex()) == ("00000007776f726b6572737474747474747474747474747474747400000003", value)
@@ -443,25 +522,24 @@ def test_nothing_is_acquired_for_a_client_whose_acceptor_has_died() -> None:
 def test_windows_are_bounded_together_and_what_is_in_them_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     world.join()
-    monkeypatch.setattr("services.coordinator.share.share_states.WINDOW_RUNS_MAX", 6)
+    monkeypatch.setattr("services.coordinator.share.share_leaders.WINDOW_RUNS_MAX", 6)
     assert acquired(world.fetch(0)) == [(0, 5, 1)]
     waits = world.fetch(1, (0, 0, (RELEASE,)), partition=0, max_wait_ms=500)
     other = world.fetch(2, partition=1, max_wait_ms=500)
-    world.log.answer_all()
+    world.settle()
     assert acquired(waits) == [(0, 0, 2)] and not other  # the other window may not grow
     world.acknowledge(3, (0, 5, (ACCEPT,)))
-    world.log.answer_all()
+    world.settle()
     world.wait(1)
     assert acquired(other) == [(0, 5, 1)]
-    assert World(world.log).states.find("workers", (TOPIC, 0)) is not None
 
 
 def test_what_a_dead_member_had_in_hand_is_not_missing_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(limit=5)
     world.join("m"), world.join("n")
-    monkeypatch.setattr("services.coordinator.share.share_states.WINDOW_RUNS_MAX", 6)
+    monkeypatch.setattr("services.coordinator.share.share_leaders.WINDOW_RUNS_MAX", 6)
     assert acquired(world.fetch(0)) == [(0, 5, 1)]
     assert acquired(world.fetch(0, member_id="n", partition=1)) == []
     world.wait(LOCK_MS)
-    world.log.answer_all()
+    world.settle()
     assert acquired(world.fetch(1, member_id="n", partition=1)) == [(0, 5, 1)]
