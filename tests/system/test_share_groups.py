@@ -1,4 +1,4 @@
-"""Kafka 4's Java share consumer (KIP-932) on a box whose coordinator and acceptor are killed."""
+"""Kafka 4's Java share consumer (KIP-932) on a box whose coordinator and acceptor are killed, and on three boxes that die and stop."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from confluent_kafka import Producer, ShareConsumer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from lab import client_packages
-from lab.running_box import RunningBox, environment, eventually
+from lab.real_zookeeper import RealZooKeeper
+from lab.running_box import RunningBox, environment, eventually, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -33,12 +35,12 @@ SETTINGS = {
 class Member:
     """A JVM with one share consumer, and what it has printed."""
 
-    def __init__(self, box: RunningBox, mode: str, *more: str) -> None:
+    def __init__(self, bootstrap: str, mode: str, *more: str) -> None:
         java = shutil.which("java")
         assert java is not None
         command = [java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", client_packages.class_path_4(), "ShareClient"]
         self.process = subprocess.Popen(
-            [*command, box.bootstrap, "workers", "jobs", mode, *(more or ("500",))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*command, bootstrap, "workers", "jobs", mode, *(more or ("500",))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.lines: list[list[str]] = []
         self._reader = threading.Thread(target=self._read)
@@ -57,6 +59,13 @@ class Member:
     def done(self) -> set[int]:
         """Offsets that the box has confirmed."""
         return {int(line[2]) for line in self.lines if line[0] == "done"}
+
+    def done_places(self) -> list[tuple[int, int]]:
+        """As `done`, with partitions, and each as often as it was confirmed."""
+        return [(int(line[1]), int(line[2])) for line in self.lines if line[0] == "done"]
+
+    def received_places(self) -> list[tuple[int, int]]:
+        return [(int(line[1]), int(line[2])) for line in self.lines if line[0] == "got"]
 
     def failed(self) -> bool:
         """Whether an acknowledgement was refused: on a machine so busy that a lock ended, or a process was replaced. Then records come again."""
@@ -96,9 +105,9 @@ def members() -> Iterator[list[Member]]:
 class Jobs:
     """The producer of the topic; its offsets count from 0."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, partitions: int = 1, replicas: int = 1) -> None:
         admin = AdminClient({"bootstrap.servers": bootstrap})
-        admin.create_topics([NewTopic("jobs", 1, config={"segment.bytes": "1048576"})])["jobs"].result(SECONDS)
+        admin.create_topics([NewTopic("jobs", partitions, replicas, config={"segment.bytes": "1048576"})])["jobs"].result(SECONDS)
         self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
         self.count = 0
 
@@ -109,6 +118,19 @@ class Jobs:
         assert self._producer.flush(SECONDS) == 0
         self.count += len(values)
         return range(self.count - len(values), self.count)
+
+    def send_everywhere(self, count: int) -> set[tuple[int, int]]:
+        """Return the places of records in all partitions."""
+        sent: set[tuple[int, int]] = set()
+
+        def on_delivery(error: Any, message: Any) -> None:
+            assert error is None, error
+            sent.add((message.partition(), message.offset()))
+
+        for number in range(count):
+            self._producer.produce("jobs", str(number), key=str(number), on_delivery=on_delivery)
+        assert self._producer.flush(SECONDS) == 0
+        return sent
 
 
 def _json(box: RunningBox, *arguments: str) -> Any:
@@ -131,7 +153,7 @@ def test_what_was_acknowledged_never_comes_again_and_everything_else_does(start:
     jobs.send("accepted".ljust(600_000))
     jobs.send("accepted, too".ljust(600_000))
     jobs.send("twice", "reject", "release")
-    first = Member(box, "explicit", "500", "waits")
+    first = Member(box.bootstrap, "explicit", "500", "waits")
     members.append(first)
     await_done(range(4), "the first records")
     eventually(lambda: first.lines.count(["released", "0", "4"]) == 3, "three deliveries of a released record", SECONDS)
@@ -150,12 +172,12 @@ def test_what_was_acknowledged_never_comes_again_and_everything_else_does(start:
     eventually(lambda: first.got("stop"), "the record comes", SECONDS)
     first.kill()
     box.await_restart("coordinator", box.kill("coordinator"))
-    second = Member(box, "explicit", "1")
+    second = Member(box.bootstrap, "explicit", "1")
     members.append(second)
     await_done(range(stopped, stopped + 1), "the record of the dead member")
     assert set(second.received()) == {stopped}
     # two members of both kinds share the one partition: each record comes to one of them, once
-    third = Member(box, "implicit", "1")
+    third = Member(box.bootstrap, "implicit", "1")
     members.append(third)
     begin = jobs.count
 
@@ -195,3 +217,67 @@ def _take_one(box: RunningBox) -> list[int]:
         return [message.offset() for message in messages]
     finally:
         consumer.close()
+
+
+BOXES = {
+    "acceptor.arena.bytes": 16 << 20,
+    "socket.request.max.bytes": 8 << 20,
+    "disk.budget.bytes": 8 << 20,
+    "ingest.arena.bytes": 8 << 20,
+    "group.share.session.timeout.ms": 6_000,
+    "group.share.record.lock.duration.ms": 5_000,
+    "group.share.delivery.count.limit": 100,
+}
+
+
+@pytest.fixture
+def boxes(tmp_path: Path) -> Iterator[Callable[[int], RunningBox]]:
+    """Starts the box with a broker id, once more if it has ended."""
+    zookeeper = RealZooKeeper(tmp_path / "zookeeper")
+    running: dict[int, RunningBox] = {}
+
+    def starter(broker_id: int) -> RunningBox:
+        settings = {**SETTINGS, **BOXES}
+        box = start_box(tmp_path / f"b{broker_id}", disks=1, broker_id=broker_id, zookeeper=zookeeper.connect, settings=settings)
+        running[broker_id] = box
+        return box
+
+    yield starter
+    for box in running.values():
+        box.stop()
+    zookeeper.stop()
+
+
+@pytest.mark.deep
+def test_three_boxes_deliver_every_record_and_none_after_its_acknowledgement_while_they_die(boxes: Callable[[int], RunningBox], members: list[Member]) -> None:
+    if reason := client_packages.missing_java4():
+        pytest.skip(reason)
+    running = {broker_id: boxes(broker_id) for broker_id in (1, 2, 3)}
+    bootstrap = ",".join(box.bootstrap for box in running.values())
+    jobs = Jobs(bootstrap, partitions=3, replicas=3)
+    members += [Member(bootstrap, "explicit", "20"), Member(bootstrap, "implicit", "20")]
+
+    def done() -> Counter[tuple[int, int]]:
+        return Counter(place for member in members for place in member.done_places())
+
+    def unheard() -> set[tuple[int, int]]:
+        """What a member had in hand when an acknowledgement was not answered: it may be done."""
+        return {place for member in members if member.failed() for place in member.received_places()}
+
+    def send_and_take(what: str) -> None:
+        sent = jobs.send_everywhere(30)
+        eventually(lambda: sent <= {*done(), *unheard()} and sent & set(done()), f"records {what}", SECONDS)
+
+    send_and_take("while all boxes live")
+    for broker_id, box in list(running.items()):  # each of them leads something, and coordinates something
+        box.await_restart("coordinator", box.kill("coordinator"))
+        send_and_take(f"after the death of the coordinator of box {broker_id}")
+    running[1].kill_supervisor()
+    send_and_take("after the death of a box")
+    running[1] = boxes(1)
+    running[2].stop()
+    send_and_take("after another box has stopped")
+    assert max(done().values()) == 1, "a confirmed acknowledgement ends the deliveries of a record"
+    described = _json(running[3], "describe", "workers")
+    assert described["group_type"] == "share"
+    eventually(lambda: sum(row["lag"] for row in _json(running[3], "describe", "workers")["partitions"]) == 0, "nothing is left", SECONDS)
