@@ -67,6 +67,10 @@ def logs(
         raise UsageProblem("--follow and --until exclude each other")
     is_terminal = sys.stdout.isatty()
     layout = _layout_of_run(data, config)
+    if layout is None and not may_read_journal(os.geteuid(), _group_names()):
+        raise MillraceError("this user may not read the journal of the box; run the command with sudo, or as a member of the group systemd-journal")
+    if layout is not None and not is_in_memory(layout.runtime_directory):
+        raise MillraceError(f"this box keeps no events: {layout.runtime_directory} is on a disk; they are where its output goes (XDG_RUNTIME_DIR was not set)")
     entries = journal_entries(wanted, follow) if layout is None else file_entries(layout, follow)
     printer = EventLines(as_json, shutil.get_terminal_size().columns if is_terminal else 0, is_terminal and not os.environ.get("NO_COLOR"))
     count = 0
@@ -81,10 +85,6 @@ def logs(
                     sys.stdout.flush()
     except KeyboardInterrupt:
         return
-    if not count and layout is None and not may_read_journal(os.geteuid(), _group_names()):
-        raise MillraceError("this user may not read the journal of the box; run the command with sudo, or as a member of the group systemd-journal")
-    if not count and layout is not None and not is_in_memory(layout.runtime_directory):
-        raise MillraceError(f"this box keeps no events: {layout.runtime_directory} is on a disk; they are where its output goes (XDG_RUNTIME_DIR was not set)")
     if not count and not as_json:
         say(f"no such event since {moment_text(wanted.since_us // 1_000)}; --since 7d looks further back")
 
@@ -171,8 +171,8 @@ class EventFilter(NamedTuple):
                 raise UsageProblem(f"--{option_name}: {problem}") from problem
         if severity.lower() not in SEVERITIES:
             raise UsageProblem(f"--severity {severity}: it must be one of {', '.join(each.name.lower() for each in Severity)}")
-        if "until" in moments and moments["until"] < moments["since"]:
-            raise UsageProblem(f"--until ({moment_text(moments['until'] // 1_000)}) is before --since ({moment_text(moments['since'] // 1_000)})")
+        if "until" in moments and moments["until"] <= moments["since"]:
+            raise UsageProblem(f"--until ({moment_text(moments['until'] // 1_000)}) is not after --since ({moment_text(moments['since'] // 1_000)})")
         return cls(moments["since"], moments.get("until"), SEVERITIES[severity.lower()], process, disk, name)
 
     def has(self, event: LoggedEvent) -> bool:

@@ -56,7 +56,8 @@ def record_line(timestamp_ms: int, value: bytes, is_coloured: bool) -> str:
     if document.get("proc_id") is not None:
         app += f"[{document['proc_id']}]"
     severity, name = document.get("severity"), document.get("severity_name")
-    words = [time, terminal_text(str(document.get("host") or "-")), terminal_text(app), terminal_text(str(name if name is not None else severity))]
+    level = next((str(each) for each in (name, severity) if each is not None), "-")
+    words = [time, *map(terminal_text, (str(document.get("host") or "-"), app, level))]
     text = f"{' '.join(words)}: {terminal_text(document['message'])}"
     return coloured(text, severity) if is_coloured else text
 

@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 
 from appliance.base.errors import MillraceError
 from appliance.base.terminal_text import terminal_json
-from appliance.base.time_texts import parse_moment
+from appliance.base.time_texts import moment_text, parse_moment
 from appliance.command.failures import PartlyDone, UsageProblem
 from appliance.command.finding import find_running_box
 from appliance.command.kafka import require_topic_name
@@ -67,6 +67,8 @@ def search(
             parameters |= {} if text is None else {name: parse_moment(text, now_ms)}
         except ValueError as problem:
             raise UsageProblem(f"--{name}: {problem}") from problem
+    if until is not None and parameters["until"] <= parameters["since"]:
+        raise UsageProblem(f"--until ({moment_text(parameters['until'])}) is not after --since ({moment_text(parameters['since'])})")
     parameters |= {name: "true" for name, is_set in (("count", count), ("follow", follow)) if is_set}
     parameters |= {"by": by} if by else {}
     parameters |= {"partition": ",".join(map(str, partition))} if partition else {}
@@ -229,6 +231,9 @@ class Printer:
         elif self._counts and self._counts[0]["by"]:
             rows = [[*map(_shown, each["by"]), count_text(each["count"])] for each in self._counts]
             print_table([*map(Column, self._by), Column("records", is_number=True)], rows)
+            for index, name in enumerate(self._by):
+                if all(each["by"][index] is None for each in self._counts):
+                    say(f"millrace: no record has a field {name}; of time there are second, minute, hour and day")
         else:
             for each in self._counts:
                 print(each["count"])

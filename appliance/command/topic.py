@@ -336,6 +336,9 @@ def delete(
         from appliance.client.admin import delete_topic
 
         if not yes:
+            known = cluster.metadata().topics
+            if absent := [name for name in names if name not in known]:
+                raise UsageProblem("\n".join(f"there is no topic {name}; millrace topic list names all" for name in absent))
             confirm(f"Delete {', '.join(names)} and all records for good?", "add --yes")
         for name in names:
             delete_topic(cluster, name)

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import pytest
 
+from appliance.base.message_file import is_in_memory
 from appliance.base.model import TopicId
 from appliance.storage.directory_identity import encode_partition_metadata
 from lab.running_box import RunningBox, environment, eventually
@@ -76,7 +77,10 @@ def write_lines(stream: IO[bytes] | None, numbers: range) -> None:
     stream.flush()
 
 
-def test_logs_follows_what_the_processes_of_the_box_report(millrace: Millrace, begin: Begin) -> None:
+def test_logs_follows_what_the_processes_of_the_box_report(box: RunningBox, millrace: Millrace, begin: Begin) -> None:
+    if not is_in_memory(box.layout.runtime_directory):
+        assert b"this box keeps no events" in millrace("logs").stderr
+        return
     following = begin("logs", "--follow", "--json", "--event", "audit.topic.*", "--process", "acceptor@*")
     assert millrace("topic", "create", "reported").returncode == 0
     while "topic reported: done" not in (event := json.loads(next_line(following.stdout)))["text"]:
@@ -114,6 +118,7 @@ def test_a_topic_is_created_altered_and_deleted(millrace: Millrace) -> None:
     assert trimmed.stdout.endswith(b"trimmed topic numbers: 20,000 records deleted\n"), trimmed.stderr
     assert sum(int(line.split()[7]) for line in millrace("topic", "describe", "numbers").stdout.decode().splitlines()[2:]) == 0
     assert b"no terminal to ask for confirmation; add --yes" in millrace("topic", "delete", "numbers").stderr
+    assert b"there is no topic number;" in millrace("topic", "delete", "number").stderr, "which is said before anything is asked"
     assert millrace("topic", "delete", "numbers", "--yes").stdout == b"deleted topic numbers\n"
     gone = millrace("topic", "delete", "numbers", "-y")
     assert gone.returncode == 1 and b"there is no such topic" in gone.stderr

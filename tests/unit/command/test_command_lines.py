@@ -15,6 +15,7 @@ from appliance.client.fetch import PartitionRecords, StartAt
 from appliance.command.failures import UsageProblem
 from appliance.command.ingest_tap import tap_json, tap_line
 from appliance.command.record_text import record_line
+from appliance.command.search import Printer, search
 from appliance.command.send import Sending, read_chunks, send
 from appliance.command.topic_tail import JsonFormat, LineFormat, TailProgress, TailRange, TemplateFormat, copy_records, value_filter
 from appliance.records.batch import read_batch_header
@@ -22,6 +23,22 @@ from appliance.records.record import Record
 from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker, HangUp
 
 RECORD = Record(41, 1000, b"host-7", b'{"a": 1}', (("source", b"10.0.0.1"), ("none", None)))
+
+
+def test_a_record_without_severity_has_a_dash_in_its_place() -> None:
+    assert record_line(0, b'{"message": "m"}', False).split(maxsplit=1)[1] == "- - -: m"
+    assert record_line(0, b'{"message": "m", "severity": 3}', False).split(maxsplit=1)[1] == "- - 3: m"
+
+
+def test_a_search_of_an_empty_interval_is_refused_and_counts_by_no_field_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageProblem, match=r"--until .* is not after --since"):
+        search("x", since="1h", until="2h")
+    printer = Printer(as_json=False, is_raw=False, topic="t", by="minut,host", shows_progress=False)
+    printer.take({"count": {"by": [None, "web1"], "count": 3}})
+    printer.take({"end": {"matches": 3, "scanned_bytes": 1, "notes": [], "unordered": 0, "stopped": "", "not_searched": []}})
+    printer.finish(quiet=True)
+    shown = capsys.readouterr()
+    assert "web1" in shown.out and "no record has a field minut; of time there are second, minute" in shown.err and "field host" not in shown.err
 
 
 class ListTail:

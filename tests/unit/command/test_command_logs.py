@@ -135,7 +135,7 @@ def test_events_are_chosen_by_time_severity_process_disk_and_name() -> None:
     [
         ({"since": "soon"}, "--since: 'soon' is no time"),
         ({"severity": "bad"}, "critical, error, warning"),
-        ({"since": "1h", "until": "2h"}, "is before --since"),
+        ({"since": "1h", "until": "2h"}, "is not after --since"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(chosen: dict[str, str], words: str) -> None:

@@ -108,7 +108,7 @@ def test_names_that_cannot_be_meant_are_said(ask: Ask) -> None:
         ('select * from "LOGS2"', "differ by capitals only"),
         ('select * from "Logs2" a, "logs2" b', "differ by capitals only"),
         ("select * from nothing", "Tables of this box: Logs2, a.b-c, gone, logs, logs2, select"),
-        ("select * from gone", "could not open the table"),
+        ("select * from gone", "gone: it has no commit yet; `millrace table list`"),
         ("select * from logs; select 1", "write one query"),
         ("insert into logs values (1)", "write one query"),
         ("delete from logs", "write one query"),
