@@ -39,7 +39,7 @@ from appliance.ipc.log_reader_messages import (
     unpack_question,
 )
 from appliance.records.compression import CorruptBatch
-from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+from appliance.runtime.agent import QUIET_PARK_MS, ServiceContext
 from appliance.storage import file_io
 from appliance.storage.reading import LogReading, OffsetOutOfRange, SegmentMoved
 from appliance.storage.segment_files import LOG_SUFFIX, PARTITION_METADATA, segment_path
@@ -154,7 +154,7 @@ class LogReaderAgent:
 
     def park_ms(self) -> int:
         """Return the longest wait in ms; no deadline is nearer."""
-        return PARK_MS_MAX
+        return QUIET_PARK_MS
 
     def begin_stop(self) -> None:
         """Do nothing: a log-reader keeps nothing that outlasts it."""

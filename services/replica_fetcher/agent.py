@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from appliance.cluster.metadata_image import ImageFollower, MetadataImage
 from appliance.ipc.request_link import ControllerLink
-from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+from appliance.runtime.agent import PARK_MS_MAX, QUIET_PARK_MS, ServiceContext
 
 if TYPE_CHECKING:
     from services.replica_fetcher.replica_following import ReplicaFollowing
@@ -67,7 +67,9 @@ class ReplicaFetcherAgent:
             self.following.unpark()
 
     def park_ms(self) -> int:
-        return PARK_MS_MAX if self.following is None else self.following.park_ms()
+        if self.following is not None:
+            return self.following.park_ms()
+        return QUIET_PARK_MS if self._controller.connected else PARK_MS_MAX
 
     def begin_stop(self) -> None:
         pass

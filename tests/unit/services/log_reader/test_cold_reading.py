@@ -156,6 +156,11 @@ def test_an_answer_ends_behind_a_batch_and_says_which_offset_follows(stand: Stan
     assert stand.count("reads") == 5 and stand.count("read_bytes") == len(stand.content)
 
 
+def test_a_log_reader_waits_longer_than_processes_with_rings(stand: Stand) -> None:
+    """All that it serves comes through its poller."""
+    assert stand.agent.may_park() and stand.agent.park_ms() == 500
+
+
 def test_no_byte_behind_the_limit_is_returned(stand: Stand) -> None:
     proxy = stand.proxy()
     got = stand.get(proxy, 0, MIB, limit=3 * stand.batch)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from appliance.base.errors import ErrorCode
+from appliance.ipc.frames import listen_unix
 from appliance.protocol.fetch import EpochEndOffset, FetchPartition, FetchPartitionResult
 from appliance.shm.partition_table import ROLE_FOLLOWER
 from lab.scratch_layout import purposes_left, scratch_layout
@@ -619,5 +620,9 @@ def test_a_box_that_is_alone_has_no_arena_and_no_rings(tmp_path: Path) -> None:
         box.turns(5)
         assert box.notifier.said == ["ready"] and box.agent.status_line() == "no other box"
         assert not [name for name in purposes_left(layout) if "replica-fetcher" in name and not name.startswith("counters")]
-        assert box.agent.park_ms() == 100 and box.agent.may_park()
+        assert box.agent.park_ms() == 100 and box.agent.may_park(), "it has to connect to the controller"
+        with listen_unix(layout.controller_socket):
+            box.clock.advance_ms(100)
+            box.turns(1)
+            assert box.agent.park_ms() == 500, "the controller tells it what changes"
         box.close()
