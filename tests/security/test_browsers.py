@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from selenium import webdriver
 
 from lab.browser import browser, missing_browser
-from lab.running_box import RunningBox, eventually, listener, start_box
+from lab.running_box import RunningBox, eventually, listener
 from lab.topic_documents import read_documents
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -54,14 +54,14 @@ class Site(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., RunningBox]) -> Iterator[Site]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), EmptyPage)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     allowed = {"name": "http", "allow-origin": [f"http://app.example:{server.server_port}"]}
     streams = [listener(name, name, "tcp", topic="syslog") for name in PROTOCOLS]
     settings = {"http.details.allowed.networks": "127.0.0.1"}
-    box = start_box(tmp_path_factory.mktemp("pages") / "box", settings=settings, senders={"listener": [allowed, *streams]})
+    box = start_shared(tmp_path_factory.mktemp("pages") / "box", settings=settings, senders={"listener": [allowed, *streams]})
     yield Site(box, server.server_port)
     assert box.stop() == 0
     server.shutdown()

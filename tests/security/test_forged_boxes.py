@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -231,8 +231,8 @@ def test_markers_of_a_stranger_end_no_transaction_and_fence_no_coordinator(led: 
     assert state() == (-1, 0)
 
 
-def test_partitions_join_a_transaction_in_batches_for_boxes_only(tmp_path: Path, stack: ExitStack) -> None:
-    coordinator = start_box(tmp_path / "box", disks=1, settings=SETTINGS)
+def test_partitions_join_a_transaction_in_batches_for_boxes_only(tmp_path: Path, start_shared: Callable[..., RunningBox], stack: ExitStack) -> None:
+    coordinator = start_shared(tmp_path / "box", disks=1, settings=SETTINGS)
     stack.callback(coordinator.stop)
     box = stack.enter_context(closing(Client(coordinator.kafka)))
     stranger = stack.enter_context(closing(Client(coordinator.kafka, STRANGER)))
@@ -263,8 +263,8 @@ def test_partitions_join_a_transaction_in_batches_for_boxes_only(tmp_path: Path,
     assert add(box).error_code == 0 and described() == (ONGOING, 1)
 
 
-def test_operators_of_a_box_of_its_own_may_write_markers_over_loopback(tmp_path: Path, stack: ExitStack) -> None:
-    box = start_box(tmp_path / "box", disks=1, settings={"transaction.partition.verification.enable": False})
+def test_operators_of_a_box_of_its_own_may_write_markers_over_loopback(tmp_path: Path, start_shared: Callable[..., RunningBox], stack: ExitStack) -> None:
+    box = start_shared(tmp_path / "box", disks=1, settings={"transaction.partition.verification.enable": False})
     stack.callback(box.stop)
     operator = stack.enter_context(closing(Client(box.kafka, STRANGER)))
     operator.create_topic("ledger", 1)

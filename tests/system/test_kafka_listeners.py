@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
 from appliance.base.settings import Box, load_box
-from lab.running_box import COMMAND, RunningBox, environment, eventually, run_and_wait, run_arguments, start_box
+from lab.running_box import COMMAND, RunningBox, environment, eventually, run_and_wait, run_arguments
 
 pytestmark = pytest.mark.system
 SETTINGS = {
@@ -131,9 +131,9 @@ def test_every_mistake_in_listeners_is_reported_before_the_start(tmp_path: Path)
         assert words in ended.stderr + ended.stdout
 
 
-def test_a_box_that_serves_other_machines_without_authentication_says_so(tmp_path: Path) -> None:
+def test_a_box_that_serves_other_machines_without_authentication_says_so(tmp_path: Path, start_shared: Callable[..., RunningBox]) -> None:
     settings = {"listeners": "PLAINTEXT://127.0.0.1:0,OPEN://0.0.0.0:0", "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,OPEN:PLAINTEXT"}
-    running = start_box(tmp_path, disks=1, settings=settings)
+    running = start_shared(tmp_path, disks=1, settings=settings)
     try:
         words = f"listener OPEN (0.0.0.0:{ports(running)['OPEN']}) serves Kafka clients of other machines without authentication"
         assert words in running.messages

@@ -7,7 +7,7 @@ import socket
 import ssl
 import subprocess
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, A
 from appliance.base.settings import load_box
 from lab.certificates import Authority, Certificate
 from lab.real_kafka import class_path, java, skip_without_kafka
-from lab.running_box import RunningBox, eventually, run_and_wait, run_arguments, start_box
+from lab.running_box import RunningBox, eventually, run_and_wait, run_arguments
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -32,7 +32,7 @@ RECORD = bytes(range(256)) * 40
 class Place:
     """A box with a plaintext listener, one with TLS and one with client certificates."""
 
-    def __init__(self, directory: Path, **further: object) -> None:
+    def __init__(self, directory: Path, start: Callable[..., RunningBox], **further: object) -> None:
         self.directory = directory
         self.authority = Authority(directory)
         self.keystore = directory / "server-keystore.pem"
@@ -47,7 +47,7 @@ class Place:
             "listener.name.mutual.ssl.principal.mapping.rules": "RULE:^CN=(A.*)$/$1/L",
         }
         settings |= {name.replace("_", "."): value for name, value in further.items()}
-        self.box: RunningBox = start_box(directory / "box", disks=1, settings=settings)
+        self.box = start(directory / "box", disks=1, settings=settings)
         self.ports = {listener.name: listener.port for listener in load_box(self.box.layout).kafka_listeners}
 
     def install(self, made: Certificate) -> None:
@@ -72,8 +72,8 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    made = Place(tmp_path_factory.mktemp("tls"))
+def place(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., RunningBox]) -> Iterator[Place]:
+    made = Place(tmp_path_factory.mktemp("tls"), start_shared)
     yield made
     assert made.box.stop() == 0
 
@@ -178,9 +178,9 @@ def test_a_client_certificate_is_required_and_mapped(place: Place) -> None:
         eventually(lambda before=before: place.closed("tls-certificate") + place.closed("tls-handshake") > before, "it is refused", SECONDS)  # type: ignore[misc]
 
 
-def test_the_rights_of_a_client_are_those_of_its_certificate(tmp_path: Path) -> None:
+def test_the_rights_of_a_client_are_those_of_its_certificate(tmp_path: Path, start_shared: Callable[..., RunningBox]) -> None:
     authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-    closed = Place(tmp_path, authorizer_class_name=authorizer, super_users="User:ANONYMOUS")  # the PLAINTEXT listener is on loopback
+    closed = Place(tmp_path, start_shared, authorizer_class_name=authorizer, super_users="User:ANONYMOUS")  # the PLAINTEXT listener is on loopback
     try:
         admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{closed.ports['PLAINTEXT']}"})
         for topic in ("hers", "others"):

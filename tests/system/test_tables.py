@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,10 @@ Stored = dict[tuple[int, int], bytes]
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
+def box(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., RunningBox]) -> Iterator[RunningBox]:
     directory = tmp_path_factory.mktemp("tables")
     (directory / "srv").mkdir()
-    started = start_box(directory / "box", disks=1, settings={"tables.locations": str(directory / "srv"), "num.partitions": 2})
+    started = start_shared(directory / "box", disks=1, settings={"tables.locations": str(directory / "srv"), "num.partitions": 2})
     yield started
     assert started.stop() == 0
     assert started.leftovers() == []
