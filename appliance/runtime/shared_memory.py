@@ -28,6 +28,7 @@ import mmap
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -110,6 +111,8 @@ def _pages(size_bytes: int) -> int:
 
 LOOK_NS = 1_000_000_000
 PATIENCE_MS = 20_000
+LOCK_TRIES, LOCK_PAUSE_SECONDS = 100, 0.01
+"""At a start, which counts the loss now or never. Others hold the lock for microseconds, unless they have no processor."""
 SERVING = "serving"
 TURN_BYTES_MAX = 512
 _PROCESS_NAME = re.compile(r"[A-Za-z0-9@._-]{1,200}")
@@ -191,12 +194,12 @@ class SharedMemoryWatch:
                 return None
             return turn._replace(is_counted=True)
 
-        if self._change(count):
+        if self._change(count, LOCK_TRIES):
             self._losses.add()
 
-    def _change(self, change: Callable[[RestartTurn | None], RestartTurn | None]) -> bool:
-        """Change the file under its lock. False if nothing changed, another process has the lock,
-        or the file cannot be written."""
+    def _change(self, change: Callable[[RestartTurn | None], RestartTurn | None], tries: int = 1) -> bool:
+        """Change the file under its lock. False if nothing changed, another process has the lock
+        each time that it is tried, or the file cannot be written."""
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
         except OSError:
@@ -204,7 +207,8 @@ class SharedMemoryWatch:
         try:
             if not _belongs_to_all(os.fstat(descriptor), descriptor):
                 return False
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_locked(descriptor, tries):
+                return False
             changed = change(_decode(os.pread(descriptor, TURN_BYTES_MAX, 0)))
             if changed is None:
                 return False
@@ -215,6 +219,18 @@ class SharedMemoryWatch:
         finally:
             os.close(descriptor)
         return True
+
+
+def _is_locked(descriptor: int, tries: int) -> bool:
+    """Lock the file, with a pause between two tries. False if another process has it each time."""
+    for left in reversed(range(tries)):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if left:
+                time.sleep(LOCK_PAUSE_SECONDS)
+    return False
 
 
 def _belongs_to_all(status: os.stat_result, descriptor: int) -> bool:

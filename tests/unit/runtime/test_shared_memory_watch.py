@@ -4,6 +4,7 @@ and no process takes it for a hang.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +15,7 @@ from appliance.base.errors import StepsDown
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.runtime import shared_memory
-from appliance.runtime.shared_memory import PATIENCE_MS, SharedMemoryWatch
+from appliance.runtime.shared_memory import LOCK_TRIES, PATIENCE_MS, SharedMemoryWatch
 from appliance.shm.counters import Counters, read_counters
 from appliance.shm.mapping import PID_WORD, SharedObject, lost_objects
 from appliance.shm.partition_table import PartitionTableWriter
@@ -152,6 +153,32 @@ def test_the_next_incarnation_counts_the_loss_once(layout: BoxLayout) -> None:
         process.turn()
         snapshot = read_counters(layout, "acceptor@0")
         assert snapshot is not None and snapshot.values["runtime.shared_memory_losses"] == 1
+
+
+@pytest.mark.parametrize("pauses", [3, 10_000])
+def test_a_loss_is_counted_although_another_process_has_the_lock_when_the_next_incarnation_starts(
+    layout: BoxLayout, pauses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process takes it once a second; one that has no processor then holds it for longer, but keeps no process from starting."""
+    clock, waited = ManualClock(), 0
+    process = Process(layout, "acceptor@0", clock, 1)
+    _delete(layout.shared_memory_name("counters", "acceptor@0"))
+    with pytest.raises(StepsDown):
+        process.turn()
+    with open(layout.shared_memory_turn_file, "r+b") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+
+        def pause(_seconds: float) -> None:
+            nonlocal waited
+            waited += 1
+            if waited == pauses:
+                fcntl.flock(other, fcntl.LOCK_UN)
+
+        monkeypatch.setattr("time.sleep", pause)
+        Process(layout, "acceptor@0", clock, 2)
+    snapshot = read_counters(layout, "acceptor@0")
+    assert snapshot is not None and snapshot.values["runtime.shared_memory_losses"] == (pauses == 3)
+    assert waited == min(pauses, LOCK_TRIES - 1)
 
 
 @pytest.mark.parametrize(
