@@ -63,7 +63,7 @@ def _partitions_of(box: RunningBox, disk: int) -> list[int]:
 def test_one_dead_disk_stops_no_relay_and_takes_its_lines_again_when_it_is_back(start: Callable[..., RunningBox]) -> None:
     box = start(settings={"disk.budget.bytes": BUDGET_BYTES})
     relay = socket.create_connection((box.syslog.host, box.syslog.port), 10)
-    relay.settimeout(15)
+    relay.settimeout(60)
     relay.sendall(_lines(0, 1000))
     _await_books(box, 1000)
     assert all(_end_offset(box, partition) for partition in _partitions_of(box, 1))
@@ -73,7 +73,7 @@ def test_one_dead_disk_stops_no_relay_and_takes_its_lines_again_when_it_is_back(
     started = time.monotonic()
     relay.sendall(_lines(1000, 20_000))  # ten times the budget for the dead disk's hosts alone; a stall is a timeout here
     _await_books(box, 21_000)
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 60, "the dead disk never comes back by itself"
     values = box.counters("ingest@0").values
     assert values["ingest.dead_disks"] == 1 and values["ingest.moved"] > 0
     assert "disk d1 takes no lines" in box.messages
