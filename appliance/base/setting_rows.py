@@ -243,8 +243,18 @@ _LISTENER_ROWS = (
         "",
         "",
         "the listener through which boxes, the console and the command connect: PLAINTEXT, or SSL with `ssl.client.auth` required, where each box shows the "
-        "certificate of its key store. If it is not set: PLAINTEXT, or the only PLAINTEXT one",
+        "certificate of its key store, or SASL_SSL, where each logs in as `inter.broker.user`. If it is not set: PLAINTEXT, or the only PLAINTEXT one",
         "",
+    ),
+    SettingRow("inter.broker.user", "", "", "the user as which boxes log in to each other on a SASL_SSL listener; needs an authorizer", ""),
+    SettingRow("inter.broker.password.file", "", "", "file with the password of that user in its first line; it is read for each connection", ""),
+    SettingRow(
+        "sasl.mechanism.inter.broker.protocol",
+        "SCRAM-SHA-512",
+        "",
+        "how that user logs in; the listener must have it among its mechanisms. PLAIN sends the password to what has a certificate of the other box",
+        "",
+        choices=("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"),
     ),
 )
 

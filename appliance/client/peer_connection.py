@@ -1,6 +1,6 @@
 """A non-blocking connection to another box's Kafka port, driven by its owner's poller and turns; it reconnects by itself.
 
-It connects when there is a request, agrees on versions, sends requests one after the other, and passes
+It connects when there is a request, agrees on versions, logs in where boxes do, sends requests one after the other, and passes
 each response to its callback, in order. Every request ends once: with its response, or with None (the
 connection was lost or could not be made, the peer does not serve the API, or the time-out passed).
 Whether a lost request was carried out is unknown; none is sent twice. Callbacks are called from the
@@ -28,6 +28,7 @@ from appliance.protocol.schema import BODY_SIZE_MAX, Message
 from appliance.protocol.wire import INT32, MALFORMED, NO_TAGGED_FIELDS, malformed, skip_tagged_fields
 
 if TYPE_CHECKING:
+    from appliance.base.settings import Box
     from appliance.security.tls_contexts import PeerContext
 
 CONNECT_TIMEOUT_MS = 1_000
@@ -88,7 +89,7 @@ class PeerConnection:
         self.failures = 0
         """How often in a row it ended that way."""
         self.is_ready = False
-        """Both sides have agreed on versions."""
+        """Both sides have agreed on versions, and this one has logged in if it must."""
         self._client_id = client_id.encode()
         self._registry = registry
         self._clock = clock
@@ -226,6 +227,52 @@ class PeerConnection:
         if response.error_code:
             raise ProtocolViolation("peer-answer", f"ApiVersions {answer.version} is refused with error {response.error_code}")
         self._versions = {api.api_key: (api.version_min, api.version_max) for api in response.apis}
+        if self._tls is not None and self._tls.logs_in is not None:
+            self._log_in(self._tls.logs_in)
+        else:
+            self._on_ready()
+
+    def _log_in(self, box: Box) -> None:
+        from appliance.client.peer_login import PeerLogin  # few boxes need it
+        from appliance.protocol import sasl_apis
+        from appliance.security.scram import ScramFailed
+
+        try:
+            login = PeerLogin.of(box)
+        except ValueError as problem:
+            raise StreamEnded(str(problem)) from problem
+        assert login is not None
+        tokens = login.tokens()
+
+        def send(question: Message[Any], version: int, body: Any, on_answer: OnAnswer) -> None:
+            self._send(_Request(question.api.key, version, version, lambda _: question.encode(version, body), on_answer, self._deadline_ns), version)
+
+        def on_handshake(answer: PeerAnswer | None) -> None:
+            if answer is not None:
+                read = sasl_apis.SASL_HANDSHAKE_RESPONSE.decode(answer.memory, answer.position, answer.limit, answer.version)
+                if read.error_code:
+                    raise StreamEnded(f"it does not take {login.mechanism}: error {read.error_code} (sasl.enabled.mechanisms of its listener)")
+                send_token(next(tokens))
+
+        def send_token(token: bytes) -> None:
+            send(sasl_apis.SASL_AUTHENTICATE_REQUEST, 1, sasl_apis.SaslAuthenticateRequest(token), on_token)
+
+        def on_token(answer: PeerAnswer | None) -> None:
+            if answer is None:
+                return
+            read = sasl_apis.SASL_AUTHENTICATE_RESPONSE.decode(answer.memory, answer.position, answer.limit, answer.version)
+            if read.error_code:
+                raise StreamEnded(f"it refused inter.broker.user {login.user!r}: {read.error_message}")
+            try:
+                send_token(tokens.send(bytes(read.auth_bytes)))
+            except StopIteration:
+                self._on_ready()
+            except ScramFailed as failed:
+                raise StreamEnded(f"it cannot be trusted: {failed}") from failed
+
+        send(sasl_apis.SASL_HANDSHAKE_REQUEST, 1, sasl_apis.SaslHandshakeRequest(login.mechanism), on_handshake)
+
+    def _on_ready(self) -> None:
         self.is_ready = True
         self.failures = 0
         self.problem = ""

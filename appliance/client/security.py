@@ -22,8 +22,9 @@ from appliance.base.settings import Box
 from appliance.client.address import Address
 from appliance.client.errors import BrokerUnreachable, ClientFailed
 from appliance.client.messages import SASL_AUTHENTICATE, SASL_HANDSHAKE, ClientApi
+from appliance.client.peer_login import PeerLogin
 from appliance.protocol.sasl_apis import SaslAuthenticateRequest, SaslHandshakeRequest
-from appliance.security.listeners import MECHANISMS, PLAIN, PROTOCOLS, boxes_use_tls, is_encrypted, uses_sasl
+from appliance.security.listeners import MECHANISMS, PLAIN, PROTOCOLS, SSL, boxes_use_tls, is_encrypted, uses_sasl
 from appliance.security.oauth import OAUTHBEARER
 from appliance.security.principals import ACTING, ActingFor
 from appliance.security.scram import NONCE_BYTES, SCRAM_MECHANISMS, ScramClient, ScramFailed
@@ -101,16 +102,14 @@ class ClientSecurity(NamedTuple):
 
     def authenticate(self, request: Callable[[ClientApi[Any, Any], Any], Any], address: Address) -> None:
         """Authenticate a new connection if the protocol has SASL. `request` sends one and waits. Raises AuthenticationFailed."""
-        if self.acting is not None:
-            if address.is_unix or is_encrypted(self.protocol):
-                act_for(request, self.acting, address)
-            elif self.acts_elsewhere:
-                words = "boxes connect in clear text here, so that it cannot name its users to another one; use the console there, or TLS between boxes"
-                raise RequestRefused(
-                    ErrorCode.CLUSTER_AUTHORIZATION_FAILED, f"the console cannot ask the box at {address} for user {self.acting.user!r}: {words}"
-                )
+        if self.acting is not None and (address.is_unix or self.protocol == SSL):
+            act_for(request, self.acting, address)
             return
-        if not uses_sasl(self.protocol):
+        if self.acting is not None and self.acts_elsewhere:
+            how = "log in to each other" if uses_sasl(self.protocol) else "connect in clear text"
+            words = f"boxes {how} here, so that it cannot name its users to another one; use the console there, or certificates between boxes"
+            raise RequestRefused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, f"the console cannot ask the box at {address} for user {self.acting.user!r}: {words}")
+        if not uses_sasl(self.protocol) or address.is_unix:
             return
         handshake = request(SASL_HANDSHAKE, SaslHandshakeRequest(self.mechanism))
         if handshake.error_code != ErrorCode.NONE:
@@ -151,11 +150,17 @@ def act_for(request: Callable[[ClientApi[Any, Any], Any], Any], person: ActingFo
 
 def box_security(box: Box) -> ClientSecurity | None:
     """Return how a program of this machine connects to the inter-broker listener of its box, with the
-    certificate of the box; None: in clear text."""
+    certificate or the login of the box; None: in clear text. Raises AuthenticationFailed if its password cannot be read."""
     listener = box.kafka_listeners[0]
     if not boxes_use_tls(listener.protocol, box.text("inter.broker.listener.name")):
         return None
     authorities, keystore = (str(listener.settings.get(name, box.setting(name))) for name in ("ssl.truststore.location", "ssl.keystore.location"))
+    try:
+        login = PeerLogin.of(box)
+    except ValueError as problem:
+        raise AuthenticationFailed(f"{problem}; run it as root or as a member of the group millrace, or name other files by --command-config") from problem
+    if login is not None:
+        return ClientSecurity(listener.protocol, *login, authorities=authorities)
     return ClientSecurity(listener.protocol, authorities=authorities, keystore=keystore)
 
 

@@ -2,14 +2,14 @@
 `listener.security.protocol.map`, `inter.broker.listener.name` and `listener.name.*`.
 
 Pure. Reports all problems at once. The first listener of a plan is the inter-broker listener:
-followers and other boxes connect to it. It is a PLAINTEXT one, or an SSL one whose clients must have a
-certificate. Weak: boxes do not log in by SASL.
+followers and other boxes connect to it. It is a PLAINTEXT one, an SSL one whose clients must have a
+certificate, or a SASL_SSL one, where boxes log in as `inter.broker.user`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from appliance.base.setting_row import SettingValue
@@ -96,6 +96,8 @@ def plan_listeners(
             f"inter.broker.listener.name is {name}, and its ssl.client.auth is {auth}; set listener.name.{name.lower()}.ssl.client.auth to required, "
             "because boxes know each other by their certificates"
         )
+    if ordered and uses_sasl(ordered[0].protocol) and ordered[0].name == texts["inter.broker.listener.name"].upper():
+        problems += _login_problems(ordered[0], settings)
     return ordered, problems
 
 
@@ -105,9 +107,29 @@ def has_console_users(box: Box) -> bool:
 
 
 def boxes_use_tls(first_protocol: str, inter_broker_name: str) -> bool:
-    """Whether boxes connect to each other with certificates: the inter-broker listener is named, and an SSL one.
+    """Whether boxes connect to each other with TLS: the inter-broker listener is named, and an SSL or SASL_SSL one.
     A box alone may have encrypted listeners only, without a name and without authorities."""
-    return first_protocol == SSL and bool(inter_broker_name)
+    return is_encrypted(first_protocol) and bool(inter_broker_name)
+
+
+def inter_broker_mechanism(text: Callable[[str], str]) -> str:
+    """Return the SASL mechanism by which boxes log in to each other. `text`: of a setting."""
+    return text("sasl.mechanism.inter.broker.protocol").upper()
+
+
+def _login_problems(listener: KafkaListener, settings: Mapping[str, SettingValue]) -> list[str]:
+    """Return why boxes could not log in to each other."""
+    where = f"inter.broker.listener.name is {listener.name}, which is {listener.protocol}"
+    if not is_encrypted(listener.protocol):
+        return [f"{where}; boxes log in with TLS only: name a SASL_SSL, SSL or PLAINTEXT one"]
+    names = ("inter.broker.user", "inter.broker.password.file", "ssl.truststore.location", "authorizer.class.name")
+    problems = [f"{where}, and {name} is empty; set it" for name in names if not str(listener.settings.get(name, settings[name]))]
+    if listener.settings.get("connections.max.reauth.ms", settings["connections.max.reauth.ms"]):
+        problems.append(f"{where}; boxes log in once: set listener.name.{listener.name.lower()}.connections.max.reauth.ms to 0")
+    mechanism = inter_broker_mechanism(lambda name: str(settings[name]))
+    if mechanism not in mechanisms_of(listener, settings):
+        problems.append(f"{where}, and its sasl.enabled.mechanisms does not have {mechanism} (sasl.mechanism.inter.broker.protocol)")
+    return problems
 
 
 def is_encrypted(protocol: str) -> bool:
@@ -192,8 +214,6 @@ def _inter_broker_first(listeners: list[KafkaListener], wanted: str, problems: l
     chosen = next((each for each in listeners if each.name == wanted), None)
     if wanted and chosen is None:
         problems.append(f"inter.broker.listener.name is {wanted}, which listeners does not have; it has {_words([each.name for each in listeners])}")
-    elif chosen is not None and uses_sasl(chosen.protocol):
-        problems.append(f"inter.broker.listener.name is {wanted}, which is {chosen.protocol}; boxes do not log in by SASL: name a PLAINTEXT or SSL one")
     elif chosen is None and listeners:
         chosen = next((each for each in plain if each.name == PLAINTEXT), plain[0] if len(plain) == 1 else None)
         if chosen is None and plain:

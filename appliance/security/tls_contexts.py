@@ -20,7 +20,7 @@ from appliance.base.setting_row import SettingValue
 from appliance.base.settings import Box, KafkaListener
 from appliance.base.trusted_files import network_user_problem
 from appliance.security.distinguished_names import PrincipalMapping, expiry_of
-from appliance.security.listeners import KEYS_URL, TLS_SETTINGS, is_encrypted
+from appliance.security.listeners import KEYS_URL, TLS_SETTINGS, is_encrypted, uses_sasl
 from appliance.security.tls_transport import TlsTransport
 
 _VERIFICATION: Final = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
@@ -117,6 +117,12 @@ def file_problems(listeners: list[KafkaListener], settings: Mapping[str, Setting
             url = str(listener.settings.get(KEYS_URL, settings.get(KEYS_URL, "")))
             files = (*own.files, url.removeprefix("file://") if url.startswith("file://") else "")
             problems += [f"listener {own.listener}: {problem}" for path in files if path and (problem := network_user_problem(path)) is not None]
+    password = str(settings.get("inter.broker.password.file", ""))
+    if password and listeners and uses_sasl(listeners[0].protocol):
+        if not os.path.isfile(password):
+            problems.append(f"inter.broker.password.file: there is no file {password}; write the password of inter.broker.user into it, mode 0640")
+        elif (problem := network_user_problem(password)) is not None:
+            problems.append(f"inter.broker.password.file: {problem}")
     return problems
 
 
@@ -170,10 +176,14 @@ class PeerContext(ReloadedContext):
     """The context of connections to other boxes: certificate and authorities of the inter-broker listener."""
 
     connects = True
+    logs_in: Box | None = None
+    """the box, if boxes log in to each other"""
 
     @classmethod
     def of(cls, box: Box, log: Logger) -> PeerContext:
-        return cls(TlsSettings.of(box.kafka_listeners[0], {name: box.setting(name) for name in TLS_SETTINGS}), log)
+        made = cls(TlsSettings.of(box.kafka_listeners[0], {name: box.setting(name) for name in TLS_SETTINGS}), log)
+        made.logs_in = box if uses_sasl(box.kafka_listeners[0].protocol) else None
+        return made
 
     def context(self) -> ssl.SSLContext:
         """Return the context for a new connection, from changed files if they did. Raises ValueError."""

@@ -119,6 +119,7 @@ class Connection:
         "frame_since_ns",
         "held_bytes",
         "interest",
+        "is_box_user",
         "last_active_ns",
         "limited",
         "limits",
@@ -199,6 +200,8 @@ class Connection:
         """when its next request may be taken, because its client is above a quota; 0: now"""
         self.certificate_names: frozenset[str | bytes] | None = None
         """of its certificate, on an inter-broker listener with TLS"""
+        self.is_box_user: bool | None = None
+        """whether it has logged in as boxes do, on the listener where they do; None: on another one"""
         self.waits_for_disk = False
         """a log-reader brings what has to be sent next"""
 

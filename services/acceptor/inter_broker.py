@@ -2,7 +2,8 @@
 
 On an inter-broker listener with TLS, a connection is that of a box if the alternative names of its certificate
 have the host that a registered box advertises there (no wildcards; loopback only where all boxes advertise it).
-So the authority of this listener must sign these names for boxes only. On all other listeners, also those
+So the authority of this listener must sign these names for boxes only. Where boxes log in to each other (SASL_SSL), a
+connection is that of a box if it has logged in as `inter.broker.user`. On all other listeners, also those
 through which boxes connect while a cluster changes to TLS, a connection is that of a box by its address.
 
 These are Fetch with another replica id than a consumer's, ListOffsets likewise, OffsetForLeaderEpoch with a
@@ -31,7 +32,7 @@ from appliance.security.transport import peer_name
 from appliance.shm.counters import Counters
 from services.acceptor.broker_addresses import BrokerAddresses
 
-ADDRESS, CERTIFICATE, BROKER_EPOCH = "address", "certificate", "broker-epoch"
+ADDRESS, CERTIFICATE, USER, BROKER_EPOCH = "address", "certificate", "user", "broker-epoch"
 """Reasons, as the counter has them."""
 GRACE_NS = 5_000_000_000
 REPEAT_NS = 60_000_000_000
@@ -42,13 +43,17 @@ _LOOPBACK = read_networks("127.0.0.0/8, ::1")
 
 
 class Sender(Protocol):
-    """A connection. `certificate_names`: as `TlsTransport` has them; None: it counts by its address."""
+    """A connection. `certificate_names`: as `TlsTransport` has them; None: it counts by its address. `is_box_user`: whether it
+    has logged in as boxes do, on the listener where they do; None: on another one."""
 
     @property
     def address(self) -> str: ...
 
     @property
     def certificate_names(self) -> frozenset[str | bytes] | None: ...
+
+    @property
+    def is_box_user(self) -> bool | None: ...
 
 
 class _Refused:
@@ -82,6 +87,7 @@ class InterBrokerGate:
         self._counters = {
             ADDRESS: counters.counter('acceptor.inter_broker_refused{reason="address"}'),
             CERTIFICATE: counters.counter('acceptor.inter_broker_refused{reason="certificate"}'),
+            USER: counters.counter('acceptor.inter_broker_refused{reason="user"}'),
             BROKER_EPOCH: counters.counter('acceptor.inter_broker_refused{reason="broker-epoch"}'),
         }
         self._refused: dict[tuple[str, str], _Refused] = {}
@@ -103,6 +109,10 @@ class InterBrokerGate:
     def admits(self, sender: Sender, what: str, broker_id: int = NOT_REGISTERED) -> bool:
         """True if `sender` may send `what`, which only a box may (`broker_id`: only this one); counts refusals."""
         names, now_ns = sender.certificate_names, self._clock.monotonic_ns()
+        if sender.is_box_user is not None:
+            if not sender.is_box_user:
+                self._count(USER, sender.address, now_ns).what = what
+            return sender.is_box_user
         if names is None:
             if self._addresses.contains(sender.address, now_ns):
                 return True
@@ -113,6 +123,8 @@ class InterBrokerGate:
 
     def is_box(self, sender: Sender) -> bool:
         """As `admits`, of what others may send, too: counts nothing."""
+        if sender.is_box_user is not None:
+            return sender.is_box_user
         if sender.certificate_names is None:
             return self._addresses.contains(sender.address, self._clock.monotonic_ns())
         return not sender.certificate_names.isdisjoint(self._names.values())
@@ -165,6 +177,8 @@ class InterBrokerGate:
                 f"{refused.what}: only boxes may send that on this listener, and its certificate does not have the host of this box; "
                 "the alternative names of a box's certificate must have the host that it advertises"
             )
+        if reason == USER:
+            return f"{refused.what}: only boxes may send that on this listener, and they log in as inter.broker.user"
         if reason == ADDRESS:
             return (
                 f"{refused.what}: only boxes may send that, and no registered box has this address; "
@@ -176,7 +190,7 @@ class InterBrokerGate:
 
     def _is_over(self, reason: str, address: str, refused: _Refused, now_ns: int) -> bool:
         """True if the refusal was temporary: the image here, or that of the sender, was behind."""
-        if reason == CERTIFICATE:
+        if reason in (CERTIFICATE, USER):
             return False
         if reason == ADDRESS:
             return self._addresses.contains(address, now_ns)

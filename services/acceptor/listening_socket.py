@@ -21,7 +21,7 @@ from appliance.base.settings import Box, KafkaListener
 from appliance.base.trusted_files import SYSTEM_USER, faces_network, runs_box
 from appliance.ipc.frames import listen_unix, peer_identity
 from appliance.runtime.listening import kafka_socket_names
-from appliance.security.listeners import PLAINTEXT, SASL_SETTINGS, TLS_SETTINGS, TokenSettings, is_encrypted, mechanisms_of
+from appliance.security.listeners import PLAINTEXT, SASL_SETTINGS, TLS_SETTINGS, TokenSettings, inter_broker_mechanism, is_encrypted, mechanisms_of, uses_sasl
 from appliance.security.principals import ANONYMOUS, PRIVILEGED, RequestOrigin, local_principal
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class ListeningSocket:
 
     __slots__ = (
         "_own_connections_max",
+        "box_login",
         "connections_max",
         "creation_rate",
         "idle_ns",
@@ -72,6 +73,9 @@ class ListeningSocket:
         """`connections_max`: for all listeners together."""
         self.name = listener.name
         self.is_inter_broker = listener.name == box.kafka_listeners[0].name
+        logs_in = self.is_inter_broker and uses_sasl(listener.protocol) and box.text("inter.broker.user")
+        self.box_login = (box.text("inter.broker.user"), inter_broker_mechanism(box.text)) if logs_in else None
+        """user and mechanism by which boxes log in here; None: they do not. A token of the same subject is no box"""
         self.socket = sock
         self.origin = RequestOrigin(ANONYMOUS, listener.name)
         self._own_connections_max = listener.settings.get("max.connections")

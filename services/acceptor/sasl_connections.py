@@ -319,6 +319,8 @@ class SaslConnections:
         connection.expires_ns = self._clock.monotonic_ns() + session.lifetime_ms * 1_000_000 if session.lifetime_ms else 0
         if session.known is None:
             connection.mechanism = session.mechanism
+            if connection.listening.box_login is not None:
+                connection.is_box_user = (session.user, session.mechanism) == connection.listening.box_login
             connection.address = session.address or connection.address
             connection.set_origin(connection.origin._replace(principal=Principal(USER_TYPE, session.user), flags=0))
             if self.audit is not None and session.is_login:

@@ -18,9 +18,11 @@ from collections.abc import Callable
 
 from appliance.base.errors import ErrorCode, MillraceError
 from appliance.base.model import NO_LEADER
+from appliance.base.settings import Box
 from appliance.client.peer_stream import peer_context
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.runtime.agent import ServiceContext
+from appliance.security.scram import ScramFailed
 from appliance.shm.counters import read_counters
 from services.console import host_topic
 from services.console.host_figures import HostReading, LogDirectorySpace, devices_of, host_records, read_host
@@ -28,6 +30,8 @@ from services.console.host_topic import RESPONSE_BYTES_MAX, error_name
 from services.console.kafka_workers import own_kafka
 
 TRY_SECONDS = 10.0
+LOGIN_ID = 0
+"""Correlation id of a login, which comes before a request that has its own already."""
 WAITING_MAX = 1_000
 """Records that are kept while they cannot be written: 15 minutes of a box with ten devices."""
 TOLD_AFTER = 2
@@ -177,6 +181,32 @@ class HostFigures:
             else:
                 opened = await asyncio.open_connection(*address, ssl=self._tls_context())
             self.connection, self._connected_to = opened, address
+            if not host.startswith("/") and self._tls is not None and self._tls.logs_in is not None:
+                await self._log_in(self._tls.logs_in)
+        return await self._exchange(request)
+
+    async def _log_in(self, box: Box) -> None:
+        """As `PeerConnection` does. A connection that fails here is given up by the next try."""
+        from appliance.client.peer_login import PeerLogin  # few boxes need it
+
+        try:
+            login = PeerLogin.of(box)
+            assert login is not None
+            tokens = login.tokens()
+            host_topic.check_handshake(await self._exchange(host_topic.handshake_request(LOGIN_ID, login.mechanism)), LOGIN_ID)
+            token = next(tokens)
+            while token is not None:
+                answer = host_topic.authenticate_answer(await self._exchange(host_topic.authenticate_request(LOGIN_ID, token)), LOGIN_ID)
+                try:
+                    token = tokens.send(answer)
+                except StopIteration:
+                    return
+        except (ValueError, ScramFailed) as problem:
+            self.hang_up()
+            raise NotWritten(str(problem)) from problem
+
+    async def _exchange(self, request: bytes) -> bytes:
+        assert self.connection is not None
         reader, writer = self.connection
         writer.write(request)
         await writer.drain()

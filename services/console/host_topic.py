@@ -13,7 +13,7 @@ from struct import Struct
 from typing import Final
 
 from appliance.base.errors import ErrorCode, ProtocolViolation
-from appliance.protocol import topic_apis
+from appliance.protocol import sasl_apis, topic_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.wire import write_bytes, write_count, write_nullable_string, write_string
 from appliance.records.builder import BatchBuilder
@@ -21,6 +21,7 @@ from appliance.records.compression import Codec
 
 CREATE_VERSION: Final = 4
 PRODUCE_VERSION: Final = 7
+LOGIN_VERSION: Final = 1
 CLIENT_ID: Final = "millrace-console"
 TIMEOUT_MS: Final = 10_000
 RESPONSE_BYTES_MAX: Final = 1 << 20
@@ -55,6 +56,33 @@ def create_topic_answer(frame: bytes, correlation_id: int) -> int:
     if len(answer.topics) != 1:
         raise ProtocolViolation("client_response", f"an answer about {len(answer.topics)} topics, where one was asked for")
     return answer.topics[0].error_code
+
+
+def handshake_request(correlation_id: int, mechanism: str) -> bytes:
+    """Return the first request of a login to another box."""
+    body = sasl_apis.SASL_HANDSHAKE_REQUEST.encode(LOGIN_VERSION, sasl_apis.SaslHandshakeRequest(mechanism))
+    return _frame(ApiKey.SASL_HANDSHAKE, LOGIN_VERSION, correlation_id, body)
+
+
+def check_handshake(frame: bytes, correlation_id: int) -> None:
+    """Raise ValueError if the box does not take the mechanism. Raises `ProtocolViolation`."""
+    answer = sasl_apis.SASL_HANDSHAKE_RESPONSE.decode(frame, _after_header(frame, correlation_id), len(frame), LOGIN_VERSION)
+    if answer.error_code:
+        raise ValueError(f"the box takes {', '.join(answer.mechanisms)} only (sasl.enabled.mechanisms of its listener)")
+
+
+def authenticate_request(correlation_id: int, token: bytes) -> bytes:
+    """Return a request with a token of the login."""
+    body = sasl_apis.SASL_AUTHENTICATE_REQUEST.encode(LOGIN_VERSION, sasl_apis.SaslAuthenticateRequest(token))
+    return _frame(ApiKey.SASL_AUTHENTICATE, LOGIN_VERSION, correlation_id, body)
+
+
+def authenticate_answer(frame: bytes, correlation_id: int) -> bytes:
+    """Return the box's token. Raises ValueError if it refuses the user, and `ProtocolViolation`."""
+    answer = sasl_apis.SASL_AUTHENTICATE_RESPONSE.decode(frame, _after_header(frame, correlation_id), len(frame), LOGIN_VERSION)
+    if answer.error_code:
+        raise ValueError(f"the box refused inter.broker.user: {answer.error_message}")
+    return bytes(answer.auth_bytes)
 
 
 def produce_request(correlation_id: int, topic: str, key: bytes, records: Iterable[tuple[int, bytes]]) -> bytes:

@@ -161,8 +161,8 @@ ACCEPTOR = (
     counter(
         "acceptor_refused_inter_broker_requests",
         "acceptor.inter_broker_refused",
-        "Requests that only boxes send each other, refused: from an address or with a certificate that is no box's, or under a broker epoch that is not "
-        "registered.",
+        "Requests that only boxes send each other, refused: from an address, with a certificate or as a user that is no box's, or under a broker epoch "
+        "that is not registered.",
         ("process", "reason"),
     ),
     gauge(

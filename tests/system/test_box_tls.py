@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.base.settings import load_box
+from appliance.base.settings import AUTHORIZERS, load_box
 from appliance.client.address import Address
 from appliance.client.admin import create_topic
 from appliance.client.cluster import ClusterClient
@@ -21,6 +22,7 @@ from appliance.client.connection import ClientConnection
 from appliance.client.errors import BrokerUnreachable
 from appliance.client.messages import WRITE_TXN_MARKERS
 from appliance.client.security import ClientSecurity
+from appliance.command import user
 from appliance.protocol.topic_partitions import TopicPartitions
 from appliance.protocol.transaction_apis import TxnMarker, WriteTxnMarkersRequest
 from appliance.security.principals import ActingFor
@@ -217,6 +219,103 @@ class ChangingBoxes(ThreeBoxes):
             "ssl.certificate.location": str(made.certificate),
             "ssl.key.location": str(made.private_key),
         }
+
+
+class BoxesThatLogIn(ThreeBoxes):
+    """Three boxes that log in to each other by `mechanism`; clients are in clear text."""
+
+    def __init__(self, directory: Path, mechanism: str) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.authority, self.mechanism = Authority(directory), mechanism
+        self.keystore = write_keystore(directory / "box.pem", self.authority.sign("box", "IP:127.0.0.1"))
+        self.password = directory / "password"
+        self.password.touch(0o600)
+        self.password.write_text("a password of boxes\n")
+        super().__init__(directory)
+
+    def settings_of(self, broker_id: int) -> Mapping[str, object]:
+        own = {
+            "listeners": "PLAINTEXT://127.0.0.1:0,BOXES://127.0.0.1:0",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,BOXES:SASL_SSL",
+            "inter.broker.listener.name": "BOXES",
+            "inter.broker.user": "boxes",
+            "inter.broker.password.file": str(self.password),
+            "sasl.mechanism.inter.broker.protocol": self.mechanism,
+            "listener.name.boxes.sasl.enabled.mechanisms": self.mechanism,
+            "listener.name.boxes.ssl.keystore.location": self.keystore,
+            "listener.name.boxes.ssl.truststore.location": str(self.authority.certificate),
+            "authorizer.class.name": AUTHORIZERS[1],
+            "super.users": "User:boxes;User:ANONYMOUS",
+            "host.figures.interval.ms": 1000,
+            "default.replication.factor": 3,
+            "min.insync.replicas": 3,
+            "offsets.topic.replication.factor": 3,
+            "transaction.state.log.replication.factor": 3,
+        }
+        return {**super().settings_of(broker_id), **own}
+
+    @property
+    def clients(self) -> str:
+        return ",".join(f"127.0.0.1:{ports(box)['PLAINTEXT']}" for box in self.boxes.values())
+
+    def add(self, name: str, password_file: Path) -> None:
+        user.add(name, password_file=str(password_file), bootstrap=self.clients.partition(",")[0])
+
+    def marker_code(self, name: str, password: str) -> int:
+        """How a request is answered that only boxes may send, on the listener of boxes."""
+        security = ClientSecurity("SASL_SSL", self.mechanism, name, password, str(self.authority.certificate))
+        with closing(ClientConnection(Address("127.0.0.1", ports(self.boxes[1])["BOXES"]), security=security)) as connection:
+            marker = TxnMarker(4_711, 0, False, (TopicPartitions("there-is-none", (0,)),), 0)
+            return int(connection.request(WRITE_TXN_MARKERS, WriteTxnMarkersRequest((marker,))).markers[0].topics[0].partitions[0].error_code)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "PLAIN"])
+def test_boxes_log_in_to_each_other_and_other_users_are_no_boxes(tmp_path: Path, mechanism: str) -> None:
+    """Replication, transaction markers, commits of groups and forwarded requests of all three, over connections that have logged in."""
+    boxes = BoxesThatLogIn(tmp_path / "boxes", mechanism)
+    try:
+        admin = AdminClient({"bootstrap.servers": boxes.clients, "log_level": 0})
+        boxes.add("boxes", boxes.password)
+        other = tmp_path / "other"
+        other.write_text("another password\n")
+        boxes.add("alice", other)
+        admin.create_topics([NewTopic("t", 6, 3)])["t"].result(SECONDS)
+
+        def in_sync() -> bool:
+            found = admin.list_topics("t", timeout=SECONDS).topics["t"].partitions.values()
+            return {each.leader for each in found} == {1, 2, 3} and all(len(each.isrs) == 3 for each in found)
+
+        eventually(in_sync, "all boxes lead, and all replicas are in sync", 120)
+        producer = Producer({"bootstrap.servers": boxes.clients, "transactional.id": "t", "acks": "all"})
+        producer.init_transactions(120)
+        consumer = Consumer({"bootstrap.servers": boxes.clients, "group.id": "g", "auto.offset.reset": "earliest", "isolation.level": "read_committed"})
+        consumer.subscribe(["t"])
+        producer.begin_transaction()
+        for number in range(60):
+            producer.produce("t", b"%d" % number, partition=number % 6)
+        producer.commit_transaction(120)
+        found: set[bytes] = set()
+        while len(found) < 60:
+            message = consumer.poll(4 * SECONDS)
+            assert message is not None and message.error() is None
+            found.add(message.value())
+        consumer.commit(asynchronous=False)
+        consumer.close()
+        for number, box in boxes.boxes.items():
+            one = AdminClient({"bootstrap.servers": f"127.0.0.1:{ports(box)['PLAINTEXT']}", "log_level": 0})
+            one.create_topics([NewTopic(f"by-{number}", 1, 3)], operation_timeout=SECONDS)[f"by-{number}"].result(4 * SECONDS)
+            logins = box.counters("acceptor@0").values["acceptor.authentications"]
+            assert logins > 0, "each box takes logins of the others"
+            assert f"User:boxes from 127.0.0.1 (listener BOXES): {mechanism}" in box.messages
+        for box in boxes.boxes.values():
+            eventually(lambda box=box: box.counters("console").values["host_figures.records"], "two consoles write to the partition of another box", 120)
+        assert boxes.marker_code("boxes", "a password of boxes") != ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        assert boxes.marker_code("alice", "another password") == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        assert boxes.boxes[1].counters("acceptor@0").values['acceptor.inter_broker_refused{reason="user"}'] == 1
+        assert "a password of boxes" not in boxes.messages
+    finally:
+        boxes.close()
 
 
 @pytest.mark.deep

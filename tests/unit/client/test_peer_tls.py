@@ -1,4 +1,4 @@
-"""Connections to other boxes with TLS (`appliance/client/peer_stream.py`, `PeerContext`): both sides show certificates."""
+"""Connections to other boxes with TLS (`appliance/client/peer_stream.py`, `PeerContext`): both sides show certificates, or one logs in."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ import pytest
 
 from appliance.base.clock import ManualClock
 from appliance.base.logging import Logger
-from appliance.base.settings import KafkaListener, default_settings
+from appliance.base.settings import Box, KafkaListener, default_settings
 from appliance.client import peer_stream
 from appliance.client.address import Address
 from appliance.client.peer_connection import CONNECT_TIMEOUT_MS, HANDSHAKE_TIMEOUT_MS, PAUSE_MS_QUICK, PeerAnswer, PeerConnection
+from appliance.client.peer_login import read_password
 from appliance.client.peer_stream import BYTES_A_TURN
+from appliance.protocol import sasl_apis
 from appliance.protocol.apis import ApiKey
 from appliance.runtime.poller import Poller
+from appliance.security.scram import ScramCredential, ScramFailed, ScramMechanism, ScramServer, read_client_first, salted_password
 from appliance.security.tls_contexts import PeerContext, TlsSettings, make_context
 from appliance.security.tls_transport import RECORD_BYTES
 from lab.certificates import Authority, Certificate
@@ -60,8 +63,8 @@ class Asking:
         self.clock = ManualClock()
         self.server = make_context(certificates.settings(theirs)) if theirs is not None else None
         self.peer = ScriptedPeer(self.turn, self.server)
-        tls = PeerContext(certificates.settings(ours, "ours"), Logger("test", descriptor=1))
-        self.connection = PeerConnection(self.peer.address, "broker-1-test", self.poller, self.clock, tls, answer_bytes_max=64 << 20)
+        self.tls = PeerContext(certificates.settings(ours, "ours"), Logger("test", descriptor=1))
+        self.connection = PeerConnection(self.peer.address, "broker-1-test", self.poller, self.clock, self.tls, answer_bytes_max=64 << 20)
         self.answers: list[bytes | None] = []
 
     def turn(self) -> None:
@@ -222,3 +225,118 @@ def test_a_box_without_a_usable_certificate_connects_to_none_and_says_so(asks: C
     asking.ask()
     asking.until(lambda: asking.answers)
     assert asking.answers == [None] and asking.connection.problem == "the certificate of this box cannot be used"
+
+
+# --- boxes that log in
+
+
+class LoggingIn:
+    """A connection that must log in, and what box 2 verifies it by."""
+
+    def __init__(self, asking: Asking, directory: Path, mechanism: str, password: str = "of boxes") -> None:
+        self.asking, self.file = asking, directory / "password"
+        self.file.touch(0o600)
+        self.file.write_text(f"{password}\n")
+        settings: dict[str, Any] = {"inter.broker.user": "boxes", "inter.broker.password.file": str(self.file)}
+        settings["sasl.mechanism.inter.broker.protocol"] = mechanism
+        listeners = [KafkaListener("BOXES", "SASL_SSL", "127.0.0.1", 0, "127.0.0.1")]
+        asking.tls.logs_in = Box("b", 1, [], "", "127.0.0.1", "", 0, 0, 0, listeners=listeners, settings=settings)
+        self.mechanism = ScramMechanism.SHA_512
+
+    def handshake(self, code: int = 0) -> str:
+        request = self.asking.peer.next_request()
+        assert request.api_key == ApiKey.SASL_HANDSHAKE, "before any other request"
+        asked = sasl_apis.SASL_HANDSHAKE_REQUEST.decode(request.body, 0, len(request.body), request.version)
+        self.asking.peer.answer(request, sasl_apis.SASL_HANDSHAKE_RESPONSE.encode(request.version, sasl_apis.SaslHandshakeResponse(code, ("PLAIN",))))
+        return str(asked.mechanism)
+
+    def token(self, answer: Callable[[bytes], bytes], code: int = 0) -> None:
+        """Answer the next token."""
+        request = self.asking.peer.next_request()
+        assert request.api_key == ApiKey.SASL_AUTHENTICATE
+        token = sasl_apis.SASL_AUTHENTICATE_REQUEST.decode(request.body, 0, len(request.body), request.version).auth_bytes
+        response = sasl_apis.SaslAuthenticateResponse(code, "refused" if code else None, answer(bytes(token)))
+        self.asking.peer.answer(request, sasl_apis.SASL_AUTHENTICATE_RESPONSE.encode(request.version, response))
+
+    def scram(self, known: str = "of boxes") -> None:
+        """Verify by SCRAM, as a server that knows this password."""
+        salt = b"salt of boxes"
+        credential = ScramCredential.of_salted_password(self.mechanism, salt, salted_password(self.mechanism, known, salt, 4096), 4096)
+        servers: list[ScramServer] = []
+
+        def challenge(token: bytes) -> bytes:
+            servers.append(ScramServer(self.mechanism, read_client_first(token), credential, "nonce"))
+            return servers[0].challenge
+
+        self.token(challenge)
+        self.token(lambda token: servers[0].finish(token))
+
+    def is_served(self) -> bool:
+        self.asking.peer.answer(self.asking.peer.next_request(), b"served")
+        self.asking.until(lambda: self.asking.answers)
+        return self.asking.answers == [b"served"]
+
+    def problem(self) -> str:
+        self.asking.until(lambda: self.asking.answers)
+        assert self.asking.answers == [None]
+        return self.asking.connection.problem
+
+
+def test_a_box_logs_in_before_its_first_request_by_either_mechanism(asks: Callable[..., Asking], tmp_path: Path) -> None:
+    for mechanism in ("SCRAM-SHA-512", "PLAIN"):
+        login = LoggingIn(asks(), tmp_path, mechanism)
+        login.asking.ask(b"secret")
+        assert login.handshake() == mechanism
+        if mechanism == "PLAIN":
+            tokens: list[bytes] = []
+            login.token(lambda token, tokens=tokens: tokens.append(token) or b"")  # type: ignore[misc]
+            assert tokens == [b"\0boxes\0of boxes"]
+        else:
+            login.scram()
+        assert login.is_served()
+
+
+def test_a_box_whose_login_is_refused_says_why_and_sends_nothing_else(asks: Callable[..., Asking], tmp_path: Path) -> None:
+    refused = LoggingIn(asks(), tmp_path, "PLAIN")
+    refused.asking.ask()
+    refused.handshake()
+    refused.token(lambda _token: b"", 58)
+    assert refused.problem() == "it refused inter.broker.user 'boxes': refused"
+    unknown = LoggingIn(asks(), tmp_path, "SCRAM-SHA-512")
+    unknown.asking.ask()
+    unknown.handshake(33)
+    assert "it does not take SCRAM-SHA-512: error 33" in unknown.problem()
+    with pytest.raises(ScramFailed):  # of the server
+        other = LoggingIn(asks(), tmp_path, "SCRAM-SHA-512")
+        other.asking.ask()
+        other.handshake()
+        other.scram("another password")
+
+
+def test_a_server_that_does_not_know_the_password_is_sent_no_request(asks: Callable[..., Asking], tmp_path: Path) -> None:
+    login = LoggingIn(asks(), tmp_path, "SCRAM-SHA-512")
+    login.asking.ask()
+    login.handshake()
+    login.token(lambda token: read_client_first(token).nonce.encode() and b"r=" + read_client_first(token).nonce.encode() + b"x,s=c2FsdA==,i=4096")
+    login.token(lambda _token: b"v=" + b"A" * 88)
+    assert login.problem().startswith("it cannot be trusted: ")
+
+
+def test_a_password_is_read_for_each_connection_and_a_missing_one_is_named(asks: Callable[..., Asking], tmp_path: Path) -> None:
+    login = LoggingIn(asks(), tmp_path, "PLAIN")
+    login.file.unlink()
+    login.asking.ask()
+    login.asking.peer.accept()
+    login.asking.until(lambda: login.asking.peer.poll_request() or login.asking.answers)
+    assert f"inter.broker.password.file {login.file} could not be read: No such file" in login.problem()
+    login.file.touch(0o644)
+    login.file.write_text("again\n")
+    with pytest.raises(ValueError, match=r"closed to other users \(mode 0644\); run chmod o= "):
+        read_password(str(login.file))
+    login.file.chmod(0o640)
+    login.asking.answers.clear()
+    login.asking.clock.advance_ms(PAUSE_MS_QUICK)
+    login.asking.ask()
+    login.handshake()
+    login.token(lambda token: token[:0] if token.endswith(b"again") else b"wrong")
+    assert login.is_served()

@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from appliance.base.settings import KafkaListener, default_settings, resolve_settings
+from appliance.base.settings import AUTHORIZERS, KafkaListener, default_settings, resolve_settings
 from appliance.security.listeners import boxes_use_tls, mechanisms_of, plan_listeners
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -101,7 +101,20 @@ def test_boxes_connect_through_an_ssl_listener_if_it_requires_certificates_and_t
         _, problems = plan({"listener.name.boxes.ssl.client.auth": auth}, **{**chosen, "ssl_client_auth": "required"})
         assert len(problems) == 1 and f"ssl.client.auth is {auth}; set listener.name.boxes.ssl.client.auth to required" in problems[0]
     _, problems = plan(override, **{**chosen, "inter_broker_listener_name": "CLIENTS"})
-    assert problems == ["inter.broker.listener.name is CLIENTS, which is SASL_SSL; boxes do not log in by SASL: name a PLAINTEXT or SSL one"]
+    where = "inter.broker.listener.name is CLIENTS, which is SASL_SSL, and"
+    names = ("inter.broker.user", "inter.broker.password.file", "ssl.truststore.location", "authorizer.class.name")
+    assert problems == [f"{where} {name} is empty; set it" for name in names]
+    login = {"inter_broker_user": "boxes", "inter_broker_password_file": "/p", "ssl_truststore_location": "/t", "authorizer_class_name": AUTHORIZERS[1]}
+    listeners, problems = plan(override, **{**chosen, **login, "inter_broker_listener_name": "CLIENTS"})
+    assert problems == [] and listeners[0].protocol == "SASL_SSL" and boxes_use_tls("SASL_SSL", "CLIENTS")
+    _, problems = plan(override, **{**chosen, **login, "inter_broker_listener_name": "CLIENTS", "sasl_mechanism_inter_broker_protocol": "PLAIN"})
+    assert problems == [f"{where} its sasl.enabled.mechanisms does not have PLAIN (sasl.mechanism.inter.broker.protocol)"]
+    again: dict[str, object] = {**override, "listener.name.clients.connections.max.reauth.ms": 1000}
+    _, problems = plan(again, **{**chosen, **login, "inter_broker_listener_name": "CLIENTS"})
+    assert len(problems) == 1 and "set listener.name.clients.connections.max.reauth.ms to 0" in problems[0]
+    in_clear = {**chosen, **login, "listener_security_protocol_map": "BOXES:SSL,CLIENTS:SASL_PLAINTEXT", "inter_broker_listener_name": "CLIENTS"}
+    _, problems = plan(override, **in_clear)
+    assert problems == ["inter.broker.listener.name is CLIENTS, which is SASL_PLAINTEXT; boxes log in with TLS only: name a SASL_SSL, SSL or PLAINTEXT one"]
 
 
 def test_a_listener_with_sasl_has_mechanisms_and_plain_needs_tls() -> None:

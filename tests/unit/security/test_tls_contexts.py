@@ -167,3 +167,13 @@ def test_root_checks_keys_for_the_group_of_the_installed_box(files: Files, monke
     monkeypatch.setattr(trusted_files, "_system_group", lambda: None)
     files.keystore.chmod(0o600)
     assert trusted_files.network_user_problem(str(files.keystore)) is None, "no box is installed"
+
+
+def test_a_password_of_boxes_that_is_not_there_is_named(files: Files, tmp_path: Path) -> None:
+    own = {"ssl.keystore.location": str(files.keystore)}
+    listeners = [KafkaListener("BOXES", "SASL_SSL", "127.0.0.1", 0, "127.0.0.1", 0, dict(own))]
+    settings = {**default_settings(), "inter.broker.password.file": str(tmp_path / "password")}
+    (problem,) = file_problems(listeners, settings)
+    assert problem.startswith("inter.broker.password.file: there is no file") and str(tmp_path) in problem
+    (tmp_path / "password").write_text("of boxes\n")
+    assert file_problems(listeners, settings) == []

@@ -44,6 +44,7 @@ class Sender(NamedTuple):
 
     address: str
     certificate_names: frozenset[str | bytes] | None = None
+    is_box_user: bool | None = None
 
 
 class Side:
@@ -235,6 +236,19 @@ def test_a_refused_certificate_is_logged_with_what_to_do(side: Side) -> None:
     assert side.sweep_after(SECOND_NS) == []
     (line,) = side.sweep_after(GRACE_NS)
     assert f"refused 1 requests from {STRANGER}, such as WRITE_TXN_MARKERS" in line and "alternative names" in line
+
+
+# -- users
+
+
+@pytest.mark.parametrize("is_box_user", [True, False])
+def test_where_boxes_log_in_their_user_counts_and_neither_address_nor_certificate(side: Side, is_box_user: bool) -> None:
+    sender = Sender("10.0.0.2", frozenset([peer_name("10.0.0.2")]), is_box_user)
+    assert side.gate.is_box(sender) is is_box_user and side.gate.admits(sender, "WriteTxnMarkers") is is_box_user
+    assert side.gate.fetch_problem(sender, 2, 22) is (None if is_box_user else REFUSED)
+    assert side.refused("user") == (0 if is_box_user else 2) and side.refused("address") == side.refused("certificate") == 0
+    lines = side.sweep_after(SECOND_NS) + side.sweep_after(GRACE_NS)
+    assert is_box_user or "log in as inter.broker.user" in lines[0]
 
 
 # -- what is logged

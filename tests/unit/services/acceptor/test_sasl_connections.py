@@ -297,3 +297,15 @@ def test_another_box_acts_for_persons_only_with_its_certificate(door: Door) -> N
             connection.certificate_names = names
             code = ErrorCode.NONE if names == {"box2.example"} else ErrorCode.ILLEGAL_SASL_STATE
             assert door.ask(client, ACTS)[8:10] == code.to_bytes(2, "big"), names
+
+
+@pytest.mark.parametrize(
+    ("boxes_log_in", "is_box"),
+    [(None, None), (("alice", "PLAIN"), True), (("bob", "PLAIN"), False), (("alice", "SCRAM-SHA-512"), False)],
+)
+def test_a_connection_is_that_of_a_box_by_its_user_and_mechanism_on_the_listener_of_boxes(door: Door, boxes_log_in: Any, is_box: bool | None) -> None:
+    (listening,) = [each for each in door.connections.listening if each.name == "CLIENTS"]
+    listening.box_login = boxes_log_in
+    with door.connect() as client:
+        assert door.ask(client, HANDSHAKE) and door.ask(client, TOKEN) and door.ask(client, API_VERSIONS)
+        assert door.last.is_box_user is is_box
