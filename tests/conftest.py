@@ -60,6 +60,7 @@ LONGEST = (
     *("test_reassignment.py", "test_command.py", "test_cluster_copies.py", "test_kafka_tools.py", "test_controller_moves.py", "test_hostile_senders.py"),
     *("test_cut_senders.py", "test_killed_senders.py", "test_syslog_senders.py", "test_fetch_sessions.py", "test_deaths.py", "test_mirror.py"),
     *("test_sink_commits.py", "test_transactional_log.py", "test_controller_admin.py", "test_disks.py", "test_fuzz.py", "test_storage_torture.py"),
+    *("test_authorized_apis.py", "test_live_alerts.py"),
 )
 """Files that come first, so that those who work side by side (`-n`, a file at a time) end at about the same time."""
 
