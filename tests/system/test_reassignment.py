@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, New
 from appliance.base.errors import ErrorCode
 from lab.raw_coordination import RawCoordination
 from lab.real_zookeeper import RealZooKeeper
-from lab.running_box import RunningBox, environment, eventually, start_box
+from lab.running_box import RunningBox, begin_box, environment, eventually
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of Python's own, raised while kafka-python reads its schemas
@@ -47,8 +47,10 @@ def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningBox]
     zookeeper = RealZooKeeper(directory / "zookeeper")
     running: list[RunningBox] = []
     try:
-        for broker_id in (1, 2, 3):
-            running.append(start_box(directory / f"b{broker_id}", disks=1, broker_id=broker_id, zookeeper=zookeeper.connect, settings=SMALL))
+        starting = [
+            begin_box(directory / f"b{broker_id}", disks=1, broker_id=broker_id, zookeeper=zookeeper.connect, settings=SMALL) for broker_id in (1, 2, 3)
+        ]
+        running += [box.wait() for box in starting]
         yield running
     finally:
         codes = [box.stop() for box in running]
