@@ -118,7 +118,7 @@ class ImageDifference(NamedTuple):
 class MetadataImage:
     """One state of the cluster; immutable."""
 
-    __slots__ = ("_reachable", "box_config", "brokers", "cluster_id", "controller_id", "generation", "topics", "topics_by_id")
+    __slots__ = ("_reachable", "box_config", "brokers", "cluster_id", "controller_id", "generation", "group_configs", "topics", "topics_by_id")
 
     def __init__(
         self,
@@ -128,6 +128,7 @@ class MetadataImage:
         brokers: dict[int, BrokerImage],
         topics: dict[str, TopicImage],
         box_config: dict[str, str] | None = None,
+        group_configs: dict[str, dict[str, str]] | None = None,
     ) -> None:
         self.generation = generation
         self.cluster_id = cluster_id
@@ -136,6 +137,8 @@ class MetadataImage:
         self.topics = topics
         self.box_config = box_config or {}
         """Configs that are set on this box while it runs (`DYNAMIC_BROKER_CONFIGS`)."""
+        self.group_configs = group_configs or {}
+        """Group → its configs (`GROUP_CONFIG_ROWS`)."""
         self._reachable: dict[str, dict[int, BrokerImage]] = {}
         self.topics_by_id: dict[TopicId, TopicImage] = {topic.topic_id: topic for topic in topics.values()}
 
@@ -160,6 +163,7 @@ class MetadataImage:
                 "controller_id": self.controller_id,
                 "brokers": [list(broker) for broker in self.brokers.values()],
                 "box_config": self.box_config,
+                "group_configs": self.group_configs,
                 "topics": [[topic.name, str(topic.topic_id), topic.config, topic.config_generation, topic.partitions] for topic in self.topics.values()],
             },
             default=list,
@@ -184,7 +188,7 @@ class MetadataImage:
         brokers = {row[0]: _decode_broker(row) for row in document["brokers"]}
         known = former.topics if former is not None else {}
         topics = {row[0]: _decode_topic(row, known.get(row[0])) for row in document["topics"]}
-        return cls(generation, document["cluster_id"], document["controller_id"], brokers, topics, document["box_config"])
+        return cls(generation, document["cluster_id"], document["controller_id"], brokers, topics, document["box_config"], document.get("group_configs"))
 
 
 def _checksum(generation: int, payload: bytes) -> int:
@@ -217,7 +221,7 @@ def difference(old: MetadataImage, new: MetadataImage) -> ImageDifference:
     deleted = tuple(sorted(old.topics.keys() - new.topics.keys()))
     changed = tuple(sorted(name for name, topic in new.topics.items() if name in old.topics and old.topics[name] != topic))
     brokers_changed = old.brokers != new.brokers or old.controller_id != new.controller_id or old.cluster_id != new.cluster_id
-    brokers_changed = brokers_changed or old.box_config != new.box_config
+    brokers_changed = brokers_changed or old.box_config != new.box_config or old.group_configs != new.group_configs
     return ImageDifference(created, changed, deleted, brokers_changed)
 
 

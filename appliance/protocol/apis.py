@@ -66,6 +66,7 @@ class ApiKey(IntEnum):
     LIST_TRANSACTIONS = 66
     CONSUMER_GROUP_HEARTBEAT = 68
     CONSUMER_GROUP_DESCRIBE = 69
+    LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
     SHARE_GROUP_HEARTBEAT = 76
     SHARE_GROUP_DESCRIBE = 77
@@ -132,15 +133,15 @@ CODED_APIS: Final[dict[int, Api]] = {
         Api(ApiKey.DESCRIBE_ACLS, "DescribeAcls", 1, 3, 2, "SECURITY_DISABLED without authorizer.class.name"),
         Api(ApiKey.CREATE_ACLS, "CreateAcls", 1, 3, 2, "as DescribeAcls; resources that ZooKeeper can name"),
         Api(ApiKey.DELETE_ACLS, "DeleteAcls", 1, 3, 2, "as DescribeAcls"),
-        Api(ApiKey.DESCRIBE_CONFIGS, "DescribeConfigs", 0, 4, 4, "topics and this broker"),
-        Api(ApiKey.ALTER_CONFIGS, "AlterConfigs", 0, 2, 2, "topics; of a broker the throttles of replication"),
+        Api(ApiKey.DESCRIBE_CONFIGS, "DescribeConfigs", 0, 4, 4, "topics, this broker, groups"),
+        Api(ApiKey.ALTER_CONFIGS, "AlterConfigs", 0, 2, 2, "topics, groups; of a broker what can be altered while it runs"),
         Api(ApiKey.ALTER_REPLICA_LOG_DIRS, "AlterReplicaLogDirs", 0, 2, 2, "answered when the order is durable"),
         Api(ApiKey.DESCRIBE_LOG_DIRS, "DescribeLogDirs", 0, 4, 2, "an offline or hung disk is KAFKA_STORAGE_ERROR"),
         Api(ApiKey.SASL_AUTHENTICATE, "SaslAuthenticate", 0, 2, 2, "SCRAM-SHA-256, SCRAM-SHA-512 and PLAIN"),
         Api(ApiKey.CREATE_PARTITIONS, "CreatePartitions", 0, 3, 2, ""),
         Api(ApiKey.DELETE_GROUPS, "DeleteGroups", 0, 2, 2, ""),
         Api(ApiKey.ELECT_LEADERS, "ElectLeaders", 0, 2, 2, "preferred, and unclean by order"),
-        Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, "IncrementalAlterConfigs", 0, 1, 1, "topics; of a broker the throttles of replication"),
+        Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, "IncrementalAlterConfigs", 0, 1, 1, "topics, groups; of a broker what can be altered while it runs"),
         Api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, "AlterPartitionReassignments", 0, 0, 0, "answered when the order stands"),
         Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, "ListPartitionReassignments", 0, 0, 0, ""),
         Api(ApiKey.OFFSET_DELETE, "OffsetDelete", 0, 0, NEVER_FLEXIBLE, ""),
@@ -155,6 +156,14 @@ CODED_APIS: Final[dict[int, Api]] = {
         Api(ApiKey.LIST_TRANSACTIONS, "ListTransactions", 0, 1, 0, ""),
         Api(ApiKey.CONSUMER_GROUP_HEARTBEAT, "ConsumerGroupHeartbeat", 0, 1, 0, ""),
         Api(ApiKey.CONSUMER_GROUP_DESCRIBE, "ConsumerGroupDescribe", 0, 1, 0, ""),
+        Api(
+            ApiKey.LIST_CONFIG_RESOURCES,
+            "ListConfigResources",
+            0,
+            1,
+            0,
+            "topics, brokers, and groups with configs; 0 lists client metrics, of which there are none",
+        ),
         Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, "DescribeTopicPartitions", 0, 0, 0, "in pages; Kafka serves it without ZooKeeper only"),
         Api(ApiKey.SHARE_GROUP_HEARTBEAT, "ShareGroupHeartbeat", 1, 1, 0, ""),
         Api(ApiKey.SHARE_GROUP_DESCRIBE, "ShareGroupDescribe", 1, 1, 0, ""),

@@ -1,7 +1,7 @@
 """APIs that describe and alter configs: messages as data.
 
 DescribeConfigs 0-4 (kio: 1-4; version 0 says only whether a value is a default), AlterConfigs 0-2
-and IncrementalAlterConfigs 0-1. AlterConfigs replaces all configs of a resource, so two callers at
+IncrementalAlterConfigs 0-1 and ListConfigResources 0-1. AlterConfigs replaces all configs of a resource, so two callers at
 the same time undo each other's changes; Kafka added IncrementalAlterConfigs for that.
 """
 
@@ -31,6 +31,7 @@ class ConfigSource(IntEnum):
     DYNAMIC_DEFAULT_BROKER = 3
     STATIC_BROKER = 4
     DEFAULT = 5
+    GROUP = 8
 
 
 CONFIG_TYPES = {"boolean": 1, "string": 2, "int": 3, "short": 4, "long": 5, "double": 6, "list": 7, "class": 8, "password": 9}
@@ -193,3 +194,31 @@ INCREMENTAL_ALTER_CONFIGS_RESPONSE: Final = Message(
         0, tuple(AlteredResource(code, text, each.resource_type, each.resource_name) for each in request.resources)
     ),
 )
+
+
+# -- ListConfigResources: what has configs.
+
+
+class ListConfigResourcesRequest(NamedTuple):
+    """Types of resources; none: all."""
+
+    resource_types: Annotated[tuple[int, ...], Field(ArrayOf(INT8), since=1)] = ()
+
+
+class ListedConfigResource(NamedTuple):
+    """One resource."""
+
+    resource_name: Annotated[str, Field(STRING)]
+    resource_type: Annotated[int, Field(INT8, since=1)] = ResourceType.CLIENT_METRICS
+
+
+class ListConfigResourcesResponse(NamedTuple):
+    """All resources of these types."""
+
+    throttle_time_ms: Annotated[int, Field(INT32)] = 0
+    error_code: Annotated[int, Field(INT16)] = 0
+    config_resources: Annotated[tuple[ListedConfigResource, ...], Field(ArrayOf(ListedConfigResource))] = ()
+
+
+LIST_CONFIG_RESOURCES_REQUEST: Final = Message(ApiKey.LIST_CONFIG_RESOURCES, "ListConfigResources request", ListConfigResourcesRequest)
+LIST_CONFIG_RESOURCES_RESPONSE: Final = Message(ApiKey.LIST_CONFIG_RESOURCES, "ListConfigResources response", ListConfigResourcesResponse)

@@ -80,7 +80,7 @@ IMPLIED_BY: Final = {
 _O = AclOperation
 SUPPORTED_OPERATIONS: Final[dict[AclResource, frozenset[AclOperation]]] = {
     AclResource.TOPIC: frozenset({_O.READ, _O.WRITE, _O.CREATE, _O.DESCRIBE, _O.DELETE, _O.ALTER, _O.DESCRIBE_CONFIGS, _O.ALTER_CONFIGS}),
-    AclResource.GROUP: frozenset({_O.READ, _O.DESCRIBE, _O.DELETE}),
+    AclResource.GROUP: frozenset({_O.READ, _O.DESCRIBE, _O.DELETE, _O.DESCRIBE_CONFIGS, _O.ALTER_CONFIGS}),
     AclResource.CLUSTER: frozenset({_O.CREATE, _O.CLUSTER_ACTION, _O.DESCRIBE_CONFIGS, _O.ALTER_CONFIGS, _O.IDEMPOTENT_WRITE, _O.ALTER, _O.DESCRIBE}),
     AclResource.TRANSACTIONAL_ID: frozenset({_O.DESCRIBE, _O.WRITE}),
     AclResource.DELEGATION_TOKEN: frozenset({_O.DESCRIBE}),

@@ -44,7 +44,7 @@ from services.acceptor.handlers.describe_log_dirs import DescribeLogDirsHandler
 from services.acceptor.handlers.describe_producers import DescribeProducersHandler
 from services.acceptor.handlers.fetch import FetchHandler
 from services.acceptor.handlers.forwarded import ForwardedHandler
-from services.acceptor.handlers.metadata import DescribeClusterHandler, DescribeTopicPartitionsHandler, MetadataHandler
+from services.acceptor.handlers.metadata import DescribeClusterHandler, DescribeTopicPartitionsHandler, ListConfigResourcesHandler, MetadataHandler
 from services.acceptor.handlers.offset_lookups import ListOffsetsHandler, OffsetForLeaderEpochHandler
 from services.acceptor.handlers.produce import ProduceHandler
 from services.acceptor.handlers.write_txn_markers import WriteTxnMarkersHandler
@@ -148,6 +148,7 @@ class AcceptorAgent:
         handlers[ApiKey.DESCRIBE_PRODUCERS] = DescribeProducersHandler(self._view, self._source.arena, self._clock, mark_dirty)
         handlers[ApiKey.FIND_COORDINATOR] = FindCoordinatorHandler(self._view, self._controller, mark_dirty)
         handlers[ApiKey.DESCRIBE_CLUSTER] = DescribeClusterHandler(self._view, mark_dirty)
+        handlers[ApiKey.LIST_CONFIG_RESOURCES] = ListConfigResourcesHandler(self._view, mark_dirty)
         handlers[ApiKey.DESCRIBE_LOG_DIRS] = DescribeLogDirsHandler(self._view, self._proxies, context.layout, lambda: box.disks, mark_dirty)
         handlers[ApiKey.DESCRIBE_TOPIC_PARTITIONS] = DescribeTopicPartitionsHandler(self._view, mark_dirty)
         handlers[ApiKey.API_VERSIONS] = ApiVersionsHandler(mark_dirty)

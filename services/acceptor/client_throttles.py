@@ -55,9 +55,7 @@ UNMUTED_MAX: Final = 100
 STEP_MS: Final = 10
 """Muted connections are looked at no more often."""
 PERCENT_OF_NS: Final = 100 / 1_000_000_000
-_EXEMPT: Final = frozenset(
-    {ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE, ApiKey.WRITE_TXN_MARKERS, ApiKey.READ_SHARE_GROUP_STATE, ApiKey.WRITE_SHARE_GROUP_STATE}
-)
+_EXEMPT: Final = frozenset({ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE, ApiKey.WRITE_TXN_MARKERS})
 _NS_A_MS: Final = 1_000_000
 
 

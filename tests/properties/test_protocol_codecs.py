@@ -117,6 +117,8 @@ SCHEMA_MESSAGES: list[tuple[Message[Any], bool, range]] = [
     (config_apis.ALTER_CONFIGS_RESPONSE, False, versions_of(ApiKey.ALTER_CONFIGS)),
     (config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST, True, versions_of(ApiKey.INCREMENTAL_ALTER_CONFIGS)),
     (config_apis.INCREMENTAL_ALTER_CONFIGS_RESPONSE, False, versions_of(ApiKey.INCREMENTAL_ALTER_CONFIGS)),
+    (config_apis.LIST_CONFIG_RESOURCES_REQUEST, True, versions_of(ApiKey.LIST_CONFIG_RESOURCES)),
+    (config_apis.LIST_CONFIG_RESOURCES_RESPONSE, False, versions_of(ApiKey.LIST_CONFIG_RESOURCES)),
     (cluster_apis.DESCRIBE_CLUSTER_REQUEST, True, versions_of(ApiKey.DESCRIBE_CLUSTER)),
     (cluster_apis.DESCRIBE_CLUSTER_RESPONSE, False, versions_of(ApiKey.DESCRIBE_CLUSTER)),
     (log_dir_apis.ALTER_REPLICA_LOG_DIRS_REQUEST, True, versions_of(ApiKey.ALTER_REPLICA_LOG_DIRS, first=1)),

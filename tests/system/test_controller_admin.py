@@ -42,7 +42,7 @@ from tests.support.stepped_controller import Killed, SteppedBox
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
-TOPIC, BROKER = 2, 4
+TOPIC, BROKER, GROUP = 2, 4, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
@@ -449,6 +449,30 @@ def test_a_config_of_all_brokers_that_another_program_wrote_reaches_the_log_writ
     box.until(lambda: box.image().topics["t"].config.get("retention.ms") == "7000", "the image has it")
     assert box.image().topics["t"].config["segment.bytes"] == "1000000"
     assert sent_configs(box)[-1]["config"] == box.image().topics["t"].config
+
+
+def alter_group(box: SteppedBox, name: str, *configs: ConfigToAlter) -> AlteredResource:
+    return alter(box, ResourceToAlter(GROUP, name, configs))[0]
+
+
+def test_configs_of_groups_stand_in_zookeeper_and_in_the_image_and_are_described_with_their_sources(box: SteppedBox, tree: KazooClient) -> None:
+    isolation, reset, lock = "share.isolation.level", "share.auto.offset.reset", "share.record.lock.duration.ms"
+    assert alter_group(box, "workers", ConfigToAlter(isolation, 0, "read_committed"), ConfigToAlter(lock, 0, "20000")).error_code == 0
+    assert alter_group(box, "a/b", ConfigToAlter(reset, 0, "earliest")).error_code == 0
+    assert document(tree, "/config/groups")["groups"] == {"a/b": {reset: "earliest"}, "workers": {isolation: "read_committed", lock: "20000"}}
+    assert box.image().group_configs["workers"] == {isolation: "read_committed", lock: "20000"}
+    own, inherited = described_of(box, GROUP, "workers", isolation), described_of(box, GROUP, "workers", reset)
+    assert (own.value, own.config_source) == ("read_committed", ConfigSource.GROUP)
+    assert (inherited.value, inherited.config_source, described_of(box, GROUP, "none", isolation).value) == ("latest", 5, "read_uncommitted")
+    for name, value in ((isolation, "serializable"), (lock, "14999"), ("retention.ms", "1"), (reset, "by_duration:PT1H")):
+        assert alter_group(box, "workers", ConfigToAlter(name, 0, value)).error_code == ErrorCode.INVALID_CONFIG
+    assert alter_group(box, "", ConfigToAlter(lock, 0, "20000")).error_code == ErrorCode.INVALID_REQUEST
+    assert alter_group(box, "a/b", ConfigToAlter(reset, 1)).error_code == 0
+    assert box.image().group_configs.keys() == {"workers"}
+    # what another box has altered is followed
+    tree.set("/config/groups", orjson.dumps({"version": 1, "groups": {"others": {lock: "30000"}}}))
+    tree.create("/config/changes/config_change_", orjson.dumps({"version": 2, "entity_path": "groups"}), sequence=True)
+    box.until(lambda: box.image().group_configs == {"others": {lock: "30000"}}, "the configs are followed")
 
 
 def test_what_would_take_the_controller_away_is_refused_whole(box: SteppedBox) -> None:

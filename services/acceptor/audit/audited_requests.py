@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from appliance.base.errors import ErrorCode, known_error
 from appliance.base.model import AUDIT_TOPIC, NO_TOPIC_ID
 from appliance.cluster.broker_configs import DYNAMIC_BROKER_CONFIGS
+from appliance.cluster.group_configs import GROUP_CONFIG_ROWS
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.cluster.state_log import AUDIT_CONFIGS, AUDIT_PARTITIONS
 from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS
@@ -35,7 +36,7 @@ VALUE_CHARACTERS_MAX: Final = 2_000
 RESPONSE_ELEMENTS_MAX: Final = 20_000
 """A created topic has 30: its configs."""
 HIDDEN: Final = "***"
-TOPIC, BROKER = 2, 4
+TOPIC, BROKER, GROUP = 2, 4, 32
 """Resource types of configs."""
 MECHANISMS: Final = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
 _MODULES: Final = {
@@ -151,8 +152,15 @@ def _count(image: MetadataImage, name: str) -> int:
     return len(topic.partitions) if topic is not None else 0
 
 
+_KNOWN_CONFIGS: Final = {
+    *((TOPIC, name) for name in TOPIC_CONFIG_ROWS),
+    *((BROKER, name) for name in DYNAMIC_BROKER_CONFIGS),
+    *((GROUP, name) for name in GROUP_CONFIG_ROWS),
+}
+
+
 def _shown(resource_type: int, name: str, value: str | None) -> str | None:
-    is_known = name in TOPIC_CONFIG_ROWS if resource_type == TOPIC else resource_type == BROKER and name in DYNAMIC_BROKER_CONFIGS
+    is_known = (resource_type, name) in _KNOWN_CONFIGS
     return value if value is None else value[:VALUE_CHARACTERS_MAX] if is_known else HIDDEN
 
 
@@ -200,12 +208,12 @@ def _altered_configs(change: AuditedChange, response: Any) -> Iterator[AuditedIt
     for resource in change.request.resources:
         kind, name = resource.resource_type, resource.resource_name
         topic = change.image.topics.get(name) if kind == TOPIC else None
-        before = {} if topic is None else topic.config
+        before = change.image.group_configs.get(name, {}) if kind == GROUP else {} if topic is None else topic.config
         changes = {}
         for each in resource.configs:
             word = _WORDS[each.operation] if is_incremental and 0 <= each.operation < len(_WORDS) else "set"
             changes[each.name] = {word: _shown(kind, each.name, each.value), "before": _shown(kind, each.name, before.get(each.name))}
-        what = {TOPIC: "topic", BROKER: "broker"}.get(kind, f"resource of type {kind}")
+        what = {TOPIC: "topic", BROKER: "broker", GROUP: "group"}.get(kind, f"resource of type {kind}")
         details = {"configs": changes} if is_incremental else {"configs": changes, "others": "reset"}
         yield AuditedItem("audit.config.altered", f"{what} {name}", details, codes.get((kind, name), 0))
 

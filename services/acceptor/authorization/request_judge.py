@@ -155,11 +155,13 @@ def _create_partitions(asked: Asked) -> Ruling | None:
 
 
 def _configs(operation: AclOperation, describes: bool) -> Rule:
-    """Topics need the operation on themselves, everything else on the cluster."""
+    """Topics and groups need the operation on themselves, everything else on the cluster."""
 
     def denial(rights: Rights, resource: Any) -> ErrorCode | None:
         if resource.resource_type == config_apis.ResourceType.TOPIC:
             return None if rights.allows(operation, TOPIC, resource.resource_name) else TOPIC_DENIED
+        if resource.resource_type == config_apis.ResourceType.GROUP:
+            return None if rights.allows(operation, GROUP, resource.resource_name) else GROUP_DENIED
         return None if rights.allows_on_cluster(operation) else CLUSTER_DENIED
 
     def rule(asked: Asked) -> Ruling | None:

@@ -59,6 +59,7 @@ from appliance.shm.counters import Counters
 from services.acceptor.connection import Connection
 
 if TYPE_CHECKING:
+    from appliance.protocol.config_apis import ListConfigResourcesRequest, ListConfigResourcesResponse
     from services.acceptor.audit.audit_trail import AuditTrail
 
 CLUSTER_OPERATIONS: Final = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
@@ -263,6 +264,41 @@ class DescribeClusterHandler:
 
 PARTITIONS_MAX = 2000
 """Kafka's default of max.request.partition.size.limit."""
+
+
+class ListConfigResourcesHandler:
+    """All such requests of one acceptor."""
+
+    def __init__(self, view: MetadataCache, on_reply: Callable[[Connection], None]) -> None:
+        self._view = view
+        self._on_reply = on_reply
+
+    def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
+        from appliance.protocol import config_apis  # schemas that few acceptors need
+
+        request = config_apis.LIST_CONFIG_RESOURCES_REQUEST.decode(buffer, header.body_position, limit, header.api_version)
+        reply = connection.expect_reply(False)
+        response = self.list_all(request, header.api_version, connection.rights)
+        reply.pieces = [config_apis.LIST_CONFIG_RESOURCES_RESPONSE.encode_response(header.api_version, header.correlation_id, response)]
+        reply.ready = True
+        self._on_reply(connection)
+
+    def list_all(self, request: ListConfigResourcesRequest, version: int, rights: Rights | None = None) -> ListConfigResourcesResponse:
+        """Return topics, brokers, and groups that have configs. Version 0 lists client metrics, of which there are none."""
+        from appliance.protocol import config_apis
+
+        response, kinds = config_apis.ListConfigResourcesResponse, config_apis.ResourceType
+        if rights is not None and not rights.allows_on_cluster(AclOperation.DESCRIBE_CONFIGS):
+            return response(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        image = self._view.image
+        brokers = [str(broker_id) for broker_id in sorted(image.brokers)]
+        names = {kinds.TOPIC: sorted(image.topics), kinds.BROKER: brokers, kinds.GROUP: sorted(image.group_configs)}
+        known = {*names, kinds.BROKER_LOGGER, kinds.CLIENT_METRICS}
+        if not known.issuperset(request.resource_types):
+            return response(error_code=ErrorCode.UNSUPPORTED_VERSION)
+        asked = set(request.resource_types) or known
+        rows = [config_apis.ListedConfigResource(name, kind) for kind, found in names.items() if version and kind in asked for name in found]
+        return response(config_resources=tuple(rows))
 
 
 class DescribeTopicPartitionsHandler:

@@ -1,4 +1,4 @@
-"""Configs of topics and brokers for DescribeConfigs: values, sources, synonyms in order of
+"""Configs of topics, brokers and groups for DescribeConfigs: values, sources, synonyms in order of
 precedence, types, texts.
 
 Pure; used by the controller process. Weak: a value that the settings file has and that equals the
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from appliance.cluster.broker_configs import DYNAMIC_BROKER_CONFIGS, BrokerConfig
+from appliance.cluster.group_configs import GROUP_CONFIG_ROWS
 from appliance.cluster.topic_configs import (
     INTERNAL_SEGMENT_BYTES,
     TABLE_BYTES,
@@ -203,6 +204,30 @@ def describe_dynamic(
                 synonyms=tuple(synonyms) if with_synonyms else (),
                 config_type=CONFIG_TYPES[config.type],
                 documentation=config.documentation if with_documentation else None,
+            )
+        )
+    return described
+
+
+def describe_group(own: Mapping[str, str], settings: Mapping[str, BrokerConfig], with_synonyms: bool, with_documentation: bool) -> list[DescribedConfig]:
+    """Return every config of a group: its own value, then what the settings say for all groups."""
+    described = []
+    for row in GROUP_CONFIG_ROWS.values():
+        setting = settings.get(row.setting)
+        synonyms = [ConfigSynonym(row.name, own[row.name], ConfigSource.GROUP)] if row.name in own else []
+        if setting is not None and not setting.is_default:
+            synonyms.append(ConfigSynonym(setting.name, setting.value, ConfigSource.STATIC_BROKER))
+        default = setting.default if setting is not None else row.default
+        synonyms.append(ConfigSynonym(row.setting or row.name, default, ConfigSource.DEFAULT))
+        described.append(
+            DescribedConfig(
+                row.name,
+                synonyms[0].value,
+                is_default=row.name not in own,
+                config_source=synonyms[0].source,
+                synonyms=tuple(synonyms) if with_synonyms else (),
+                config_type=CONFIG_TYPES[row.type],
+                documentation=row.documentation if with_documentation else None,
             )
         )
     return described

@@ -1,4 +1,4 @@
-"""Carry out changes of configs, per topic or broker one after another.
+"""Carry out changes of configs, per topic or broker, or of groups, one after another.
 
 Owned by the controller process. A change is a function of the current configs (`ConfigChange`),
 applied to what ZooKeeper holds when its turn comes. Applying it twice does no harm, so a change
@@ -19,6 +19,7 @@ from appliance.base.model import topic_name_problem
 from appliance.base.setting_rows import SETTING_ROWS
 from appliance.base.settings import table_locations
 from appliance.cluster.broker_configs import DYNAMIC_BROKER_CONFIGS, BrokerConfig, dynamic_config_problem
+from appliance.cluster.group_configs import GROUP_NAME_CHARACTERS_MAX, group_config_problem
 from appliance.cluster.topic_configs import TABLE_FORMAT, TABLE_LOCATION, table_problem, topic_config_problem
 from appliance.cluster.znodes import DEFAULT_BROKER
 from appliance.protocol import config_apis
@@ -35,20 +36,24 @@ from appliance.protocol.config_apis import (
     ResourceType,
 )
 from appliance.protocol.schema import Message
-from services.controller.admin.config_descriptions import BrokerSide, describe_broker, describe_dynamic, describe_topic
+from services.controller.admin.config_descriptions import BrokerSide, describe_broker, describe_dynamic, describe_group, describe_topic
 from services.controller.admin.pending_orders import OWN_CHANGES_MAX, PendingOrders, with_notification
 from services.controller.admin.waiting_requests import ControllerRequest, Key, OnResult, Result, WaitingRequest, WaitingRequests, truncated
 from services.controller.decisions.cluster import Cluster, ControllerContext
-from services.controller.decisions.config_operations import LargeConfigs, alter_box_config, alter_topic_config
+from services.controller.decisions.config_operations import LargeConfigs, alter_box_config, alter_group_config, alter_topic_config
 from services.controller.zookeeper.config_changes import SET, ConfigChange, ConfigOperation, altered, refuse_bad_names_and_nulls, replaced
 from services.controller.zookeeper.operation import Operation
 
 
 class Entity(NamedTuple):
-    """A topic, or a broker's configs (its id, or `<default>`)."""
+    """A topic, a broker's configs (its id, or `<default>`), or a group."""
 
-    is_broker: bool
+    kind: int
     name: str
+
+    @property
+    def is_broker(self) -> bool:
+        return self.kind == ResourceType.BROKER
 
 
 class Alteration(NamedTuple):
@@ -81,6 +86,8 @@ class ConfigAdministration:
 
     def _alter(self, entity: Entity, alteration: Alteration) -> Operation[None]:
         wanted = self._cluster, entity.name, alteration.change, alteration.validate_only
+        if entity.kind == ResourceType.GROUP:
+            return with_notification(self._context, alter_group_config(*wanted), OWN_CHANGES_MAX)
         operation = alter_box_config(*wanted) if entity.is_broker else alter_topic_config(*wanted, self._large_configs)
         return with_notification(self._context, operation, OWN_CHANGES_MAX)
 
@@ -92,6 +99,11 @@ class ConfigAdministration:
         return True
 
     def _log_configs(self, entity: Entity) -> None:
+        if entity.kind == ResourceType.GROUP:
+            found = self._cluster.group_configs.get(entity.name, {})
+            set_now = ", ".join(f"{key}={value}" for key, value in sorted(found.items())) or "none of its own"
+            self._log.info(f"group {entity.name} has new configs: {set_now}")
+            return
         topic = self._cluster.topics.get(entity.name)
         config = self._cluster.dynamic_configs.get(entity.name, {}) if entity.is_broker else topic.config if topic is not None else {}
         configs = ", ".join(f"{key}={value}" for key, value in sorted(config.items())) or "none of its own"
@@ -133,11 +145,13 @@ Resource = ResourceToReplace | ResourceToAlter
 
 
 def _run_name(entity: Entity) -> str:
+    if entity.kind == ResourceType.GROUP:
+        return "group-configs"  # one node for all of them
     return f"{'box-config' if entity.is_broker else 'config'}:{entity.name}"
 
 
 class ConfigRequests:
-    """Requests about configs of topics and of this broker."""
+    """Requests about configs of topics, of this broker and of groups."""
 
     def __init__(
         self,
@@ -201,6 +215,10 @@ class ConfigRequests:
             read_at_start = {name: config for name, config in self._broker_configs.items() if name not in DYNAMIC_BROKER_CONFIGS}
             fixed = describe_broker(read_at_start, request.include_synonyms, request.include_documentation)
             return [*fixed, *describe_dynamic(own, for_all, self._broker_configs, request.include_synonyms, request.include_documentation)]
+        if kind == ResourceType.GROUP:
+            _refuse_bad_group(name)
+            own = self._cluster.group_configs.get(name, {})
+            return describe_group(own, self._broker_configs, request.include_synonyms, request.include_documentation)
         if kind != ResourceType.TOPIC:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {_kind_text(kind)}")
         if result is not None and result.code is not ErrorCode.NONE:
@@ -257,8 +275,8 @@ class ConfigRequests:
         except RequestRefused as refused:
             on_result(Result.of(refused))
             return
-        is_broker = resource.resource_type == ResourceType.BROKER
-        entity = Entity(is_broker, resource.resource_name or DEFAULT_BROKER if is_broker else resource.resource_name)
+        kind, name = resource.resource_type, resource.resource_name
+        entity = Entity(kind, name or DEFAULT_BROKER if kind == ResourceType.BROKER else name)
         self._administration.alter(entity, Alteration(change, validate_only, on_result, is_awaited))
 
     def _planned(self, resource: Resource, counts: Counter[tuple[int, str]]) -> ConfigChange:
@@ -276,8 +294,14 @@ class ConfigRequests:
                 return replaced({operation.name: operation.value or "" for operation in operations}, problem)
             fixed_values = {name: config.value for name, config in self._broker_configs.items() if config.value is not None}
             return altered(fixed_values, operations, problem, DYNAMIC_BROKER_CONFIGS)
+        if kind == ResourceType.GROUP:
+            _refuse_bad_group(name)
+            if isinstance(resource, ResourceToReplace):
+                return replaced({operation.name: operation.value or "" for operation in operations}, group_config_problem)
+            return altered({}, operations, group_config_problem, {})
         if kind != ResourceType.TOPIC:
-            raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Configs of {_kind_text(kind)} resources cannot be altered here; those of topics and brokers can.")
+            words = f"Configs of {_kind_text(kind)} resources cannot be altered here; those of topics, brokers and groups can."
+            raise RequestRefused(ErrorCode.INVALID_REQUEST, words)
         if not name:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
         self._refuse_unknown_topic(name)
@@ -337,6 +361,11 @@ def _refuse_other_broker(name: str, broker_id: int) -> None:
         raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name}") from None
     if asked != broker_id or name != str(broker_id):
         raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {broker_id} or empty string, but received {name}")
+
+
+def _refuse_bad_group(name: str) -> None:
+    if not 0 < len(name) <= GROUP_NAME_CHARACTERS_MAX:
+        raise RequestRefused(ErrorCode.INVALID_REQUEST, f"A group's name has 1 to {GROUP_NAME_CHARACTERS_MAX} characters.")
 
 
 def _kind_text(kind: int) -> str:

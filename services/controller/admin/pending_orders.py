@@ -47,7 +47,7 @@ class PendingOrder(Protocol):
         """Answer all parts of the order with `result`: it was refused, or is forgotten."""
 
 
-K = TypeVar("K", bound=str | tuple[bool, str])
+K = TypeVar("K", bound=str | tuple[int, str])
 O = TypeVar("O", bound=PendingOrder)  # noqa: E741
 
 

@@ -25,7 +25,7 @@ from appliance.cluster.znodes import (
     topic_path,
 )
 from services.controller.decisions.cluster import Cluster
-from services.controller.decisions.config_operations import configs_in_effect, load_box_configs, send_changed_configs
+from services.controller.decisions.config_operations import configs_in_effect, load_box_configs, load_group_configs, send_changed_configs
 from services.controller.zookeeper import broker_registry, change_log, topic_registry
 from services.controller.zookeeper.broker_registry import read
 from services.controller.zookeeper.change_log import ClusterChange
@@ -88,6 +88,7 @@ def arrive(cluster: Cluster, arrival: Arrival) -> Operation[None]:
     placements = yield from topic_registry.load_placements(cluster.broker_id)
     former_configs = configs_in_effect(cluster)
     yield from load_box_configs(cluster)
+    yield from load_group_configs(cluster)
     if fence is not None:
         yield from _write_topic_ids(cluster.broker_id, fence, topics.values())
     cluster.cluster_id, cluster.controller_id, cluster.fence, cluster.has_arrived = cluster_id, controller_id, fence, True

@@ -98,6 +98,8 @@ class Cluster:
         self._dynamic_versions: dict[str, int] = {}
         self.reloads = 0
         """How often the settings of this box were reloaded (`Box.reloads`)."""
+        self.group_configs: dict[str, dict[str, str]] = {}
+        """Group → its configs."""
         self.configs_to_send: dict[str, int] = {}
         """Topics whose log-writers may not know their configs yet → the generation of these."""
         self.config_changes: set[str] = set()
@@ -294,7 +296,7 @@ class Cluster:
                 epoch = self.broker_epochs.get(broker_id, -1)
                 brokers[broker_id] = BrokerImage(broker_id, *endpoint, registration.rack, epoch, registration.endpoints)
         topics = {name: self._topic_image(topic) for name, topic in sorted(self.topics.items()) if topic.visible_count and name not in self.deleting}
-        return MetadataImage(generation, self.cluster_id, self.controller_id, brokers, topics, self.box_config())
+        return MetadataImage(generation, self.cluster_id, self.controller_id, brokers, topics, self.box_config(), self.group_configs)
 
     def _topic_image(self, topic: TopicState) -> TopicImage:
         partitions = topic.partition_images(self.disk_of)

@@ -1,4 +1,4 @@
-"""Read and change the configs of topics and brokers in ZooKeeper, and apply changes by others.
+"""Read and change the configs of topics, brokers and groups in ZooKeeper, and apply changes by others.
 
 Owned by the controller process of each box. As in Kafka, any box may change them: the write is
 conditional on the version that was read and on the topic's existence, and needs no controller. Each
@@ -15,6 +15,13 @@ from types import MappingProxyType
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import TopicId
+from appliance.cluster.group_configs import (
+    GROUP_CONFIGS,
+    GROUP_CONFIGS_BYTES_MAX,
+    GROUPS_ENTITY,
+    decode_group_configs,
+    encode_group_configs,
+)
 from appliance.cluster.topic_configs import config_bytes
 from appliance.cluster.znodes import (
     CONFIG_CHANGE_PREFIX,
@@ -186,6 +193,45 @@ def send_reloaded_settings(cluster: Cluster, former: Mapping[TopicId, Mapping[st
     """Send what the reloaded settings of this box change for its topics."""
     yield from send_changed_configs(cluster, former)
     yield Publish()
+
+
+def load_group_configs(cluster: Cluster) -> Operation[None]:
+    """Load the configs of all groups."""
+    node = yield from broker_registry.read(GROUP_CONFIGS)
+    cluster.group_configs = decode_group_configs(node.data) if node is not None and node.data else {}
+
+
+def reload_group_configs(cluster: Cluster) -> Operation[None]:
+    """Load them after a notification."""
+    yield from load_group_configs(cluster)
+    yield Publish()
+
+
+def alter_group_config(cluster: Cluster, group_id: str, change: ConfigChange, validate_only: bool) -> Operation[None]:
+    """Change the configs of a group, which need not exist. Raises RequestRefused."""
+    for _attempt in range(ATTEMPTS_MAX):
+        node = yield from broker_registry.read(GROUP_CONFIGS)
+        configs = decode_group_configs(node.data) if node is not None and node.data else {}
+        current = configs.get(group_id, {})
+        config = change(current)
+        if validate_only or config == current:
+            return
+        configs[group_id] = config
+        data = encode_group_configs(configs)
+        if len(data) > GROUP_CONFIGS_BYTES_MAX:
+            raise RequestRefused(ErrorCode.POLICY_VIOLATION, f"The configs of all groups would have {len(data)} bytes, and may have {GROUP_CONFIGS_BYTES_MAX}.")
+        write = Create(GROUP_CONFIGS, data) if node is None else SetData(GROUP_CONFIGS, data, node.version)
+        notification = Create(f"{CONFIG_CHANGES}/{CONFIG_CHANGE_PREFIX}", encode_config_change(GROUPS_ENTITY), sequence=True)
+        try:
+            yield from cluster.own_writes().guard((write, notification))
+        except MultiFailed as refused:
+            if isinstance(refused.cause, BadVersion | NodeExists):
+                continue  # another box wrote it between our read and our write: read again
+            raise
+        cluster.group_configs = decode_group_configs(data)
+        yield Publish()
+        return
+    raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, f"the configs of group '{group_id}' were changed by others at the same time; try again")
 
 
 def alter_box_config(cluster: Cluster, name: str, change: ConfigChange, validate_only: bool) -> Operation[None]:

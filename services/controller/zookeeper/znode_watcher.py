@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from appliance.base.model import TopicId
+from appliance.cluster.group_configs import GROUPS_ENTITY
 from appliance.cluster.user_znodes import entity_of_path, user_of_entity
 from appliance.cluster.znodes import BROKER_IDS, BROKER_TOPICS, CONFIG_CHANGES, CONTROLLER, DEFAULT_BROKER, DELETE_TOPICS, broker_path
 from services.controller.decisions.arrival import follow_changes, read_topics, take_over
 from services.controller.decisions.cluster import ControllerContext
-from services.controller.decisions.config_operations import reload_box_configs, reload_topic_config
+from services.controller.decisions.config_operations import reload_box_configs, reload_group_configs, reload_topic_config
 from services.controller.zookeeper import broker_registry, config_changes, topic_registry
 from services.controller.zookeeper.change_log import CHANGES
 from services.controller.zookeeper.operation import Operation, OperationOutcome, Publish
@@ -159,6 +160,8 @@ class ZnodeWatcher:
                 yield from reload_topic_config(self._cluster, topic)
             elif entity in (f"brokers/{self._cluster.broker_id}", f"brokers/{DEFAULT_BROKER}"):
                 yield from reload_box_configs(self._cluster)
+            elif entity == GROUPS_ENTITY:
+                yield from reload_group_configs(self._cluster)
             elif (user := user_of_entity(entity)) is not None:
                 self._on_user_changed(user)
             if entity is not None and entity_of_path(entity) is not None:

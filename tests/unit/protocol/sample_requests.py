@@ -76,6 +76,7 @@ _FILLED: tuple[schema.Message[Any], ...] = (
     reassignment_apis.ALTER_PARTITION_REASSIGNMENTS_REQUEST,
     reassignment_apis.LIST_PARTITION_REASSIGNMENTS_REQUEST,
     cluster_apis.UNREGISTER_BROKER_REQUEST,
+    config_apis.LIST_CONFIG_RESOURCES_REQUEST,
     acl_apis.DESCRIBE_ACLS_REQUEST,
     acl_apis.CREATE_ACLS_REQUEST,
     acl_apis.DELETE_ACLS_REQUEST,

@@ -1,7 +1,8 @@
-"""DescribeCluster over an image."""
+"""DescribeCluster and ListConfigResources over an image."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from appliance.base.errors import ErrorCode
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage
 from appliance.protocol.cluster_apis import OPERATIONS_NOT_ASKED, DescribeClusterRequest, DescribedBroker
-from services.acceptor.handlers.metadata import DescribeClusterHandler
+from appliance.protocol.config_apis import ListConfigResourcesRequest, ResourceType
+from services.acceptor.handlers.metadata import DescribeClusterHandler, ListConfigResourcesHandler
 
 
 @pytest.fixture
@@ -35,3 +37,20 @@ def test_brokers_and_controller_are_described(handler: DescribeClusterHandler) -
 def test_a_request_for_controllers_is_refused_because_these_are_brokers(handler: DescribeClusterHandler, endpoint_type: int, code: ErrorCode) -> None:
     described = handler.describe(DescribeClusterRequest(False, endpoint_type), "")
     assert (described.error_code, described.brokers) == (code, ())
+
+
+def test_resources_with_configs_are_listed_by_type() -> None:
+    view = MetadataCache(1, SimpleNamespace(by_disk={}))  # type: ignore[arg-type]
+    brokers = {1: BrokerImage(1, "one", 9092)}
+    view.set_image(MetadataImage(1, "the-cluster", 1, brokers, {}, None, {"workers": {"share.isolation.level": "read_committed"}}))
+    handler = ListConfigResourcesHandler(view, lambda _connection: None)
+
+    def listed(version: int, *types: int) -> list[tuple[str, int]]:
+        response = handler.list_all(ListConfigResourcesRequest(types), version)
+        assert response.error_code == 0
+        return [(each.resource_name, each.resource_type) for each in response.config_resources]
+
+    assert listed(1) == [("1", ResourceType.BROKER), ("workers", ResourceType.GROUP)]
+    assert listed(1, ResourceType.GROUP) == [("workers", ResourceType.GROUP)]
+    assert listed(1, ResourceType.CLIENT_METRICS) == listed(0) == []
+    assert handler.list_all(ListConfigResourcesRequest((3,)), 1).error_code == ErrorCode.UNSUPPORTED_VERSION
