@@ -14,6 +14,7 @@ import orjson
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId, TopicPartition
 from appliance.base.settings import Box
+from appliance.cluster.group_configs import group_number
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.state_log import OFFSETS_TOPIC, ProducerIdentity, partition_of
 from appliance.ipc.request_frames import COMMIT_LEGACY_OFFSETS, FETCH_LEGACY_OFFSETS
@@ -96,6 +97,13 @@ class CoordinatedGroups:
     def generation(self) -> int:
         """Grows with the topics, and with the access control lists: both decide what members get."""
         return self._view.image.generation + (self._rights.generation if self._rights is not None else 0)
+
+    def consumer_timing(self, group_id: str) -> tuple[int, int]:
+        configs, box = self._view.image.group_configs, self._box
+        return (
+            group_number(configs, group_id, "consumer.session.timeout.ms", box.integer("group.consumer.session.timeout.ms")),
+            group_number(configs, group_id, "consumer.heartbeat.interval.ms", box.integer("group.consumer.heartbeat.interval.ms")),
+        )
 
     def visible(self, group_id: str, member_id: str, names: frozenset[str]) -> frozenset[str] | None:
         return names if self._rights is None else self._rights.visible(group_id, member_id, names)

@@ -11,20 +11,34 @@ partitions stay in the log if the coordinator did not see the deletion.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from appliance.base.errors import ErrorCode
-from appliance.base.model import NO_LEADER, TopicId
+from appliance.base.model import NO_LEADER, Offset, Position, TopicId
 from appliance.base.settings import Box
+from appliance.cluster.group_configs import ISOLATION_LEVEL, OFFSET_RESET, READ_COMMITTED, group_number, group_text
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.cluster.state_log import SHARE_TOPIC
-from appliance.ipc.log_reader_messages import FIRST_WHATEVER, IS_ACTIVE, LOOKUP, OPEN, READ, WHOLE_BATCHES, Answer, Extent, ReadAnswer
+from appliance.ipc.log_reader_messages import (
+    ABORTED,
+    FIRST_WHATEVER,
+    IS_ACTIVE,
+    LOOKUP,
+    OPEN,
+    READ,
+    WHOLE_BATCHES,
+    Answer,
+    Extent,
+    ReadAnswer,
+    Span,
+    read_aborted,
+)
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.protocol import group_apis, offset_apis
 from appliance.protocol import share_apis as apis
-from appliance.records.batch import CONTROL_FLAG, LOG_OVERHEAD, RECORDS_AT, read_batch_header
+from appliance.records.batch import CONTROL_FLAG, LOG_OVERHEAD, RECORDS_AT, TRANSACTIONAL_FLAG, read_batch_header
 from appliance.runtime.timers import Timers
 from appliance.security.acl import AclOperation, AclResource
 from appliance.security.authorizer import Rights
@@ -39,7 +53,7 @@ from services.coordinator.share.share_leaders import LogBounds, Place, ShareEven
 from services.coordinator.share.share_offsets import OnEnds, ShareOffsets
 from services.coordinator.share.share_partition import ShareLimits
 from services.coordinator.share.share_persister import OTHERS_CHANNEL, SharePersister, StateRequester
-from services.coordinator.share.share_sessions import OnRead, ReadBatch, ShareAsker, SharedRead, ShareSessions
+from services.coordinator.share.share_sessions import NO_PRODUCER, OnRead, ReadBatch, ShareAsker, SharedRead, ShareRange, ShareSessions
 from services.coordinator.share.share_states import ShareStates
 from services.coordinator.state.state_topic import StateTopic
 
@@ -80,10 +94,11 @@ class CoordinatedShares:
         self._peers = peers
         self._now_ms = now_ms
         self._is_other_group = is_other_group
-        self._is_from_earliest = box.text("group.share.auto.offset.reset") == "earliest"
+        self._offset_reset = box.text("group.share.auto.offset.reset")
         self._timers = timers = Timers()
         settings = ShareSettings(**{field: box.integer(field.replace("_", ".")) for field in ShareSettings._fields})
-        limits = ShareLimits(
+        self._settings = settings
+        self._limits = ShareLimits(
             box.integer("group.share.delivery.count.limit"),
             box.integer("group.share.record.lock.duration.ms"),
             box.integer("group.share.partition.max.record.locks"),
@@ -98,10 +113,11 @@ class CoordinatedShares:
         self.states = ShareStates(topics.states, now_ms)
         self.places = ShareGroupPlaces(topics.groups, self.name_of)
         self._persister = persister = SharePersister(self.states, self, peers, timers, now_ms)
-        self.leaders = ShareLeaders(persister, self, limits, timers, now_ms, lambda event, count: counts[event].add(count))
-        self.sessions = ShareSessions(settings, limits, self.leaders, self, now_ms)
+        self.leaders = ShareLeaders(persister, self, timers, now_ms, lambda event, count: counts[event].add(count))
+        self.sessions = ShareSessions(settings, self.leaders, self, now_ms)
         self.groups = ShareGroups(settings, self.places, persister, self, timers, self.sessions.on_member_gone)
         self.offsets = ShareOffsets(self.groups, self.places, persister, self, self)
+        self.offsets.on_begun_anew = self.leaders.forget_group
         topics.states.serve(self.states)
 
     # ---- `SharedTopics`, `SharedLogs`, `SharedEnds` and `StatePartitions`
@@ -165,7 +181,29 @@ class CoordinatedShares:
             self._peers.ask(leader, *question, on_answer, GROUP_TIMEOUT_MS, channel=OTHERS_CHANNEL)
 
     def first_offset(self, group_id: str, bounds: LogBounds) -> int:
-        return bounds.log_start_offset if self._is_from_earliest else bounds.high_watermark
+        reset = group_text(self._view.image.group_configs, group_id, OFFSET_RESET, self._offset_reset)
+        return bounds.log_start_offset if reset == "earliest" else bounds.high_watermark
+
+    def timing(self, group_id: str) -> tuple[int, int]:
+        configs, settings = self._view.image.group_configs, self._settings
+        return (
+            group_number(configs, group_id, "share.session.timeout.ms", settings.group_share_session_timeout_ms),
+            group_number(configs, group_id, "share.heartbeat.interval.ms", settings.group_share_heartbeat_interval_ms),
+        )
+
+    def limits(self, group_id: str) -> ShareLimits:
+        """Return the group's limits of a share partition."""
+        configs, limits = self._view.image.group_configs, self._limits
+        if group_id not in configs:
+            return limits
+        return ShareLimits(
+            group_number(configs, group_id, "share.delivery.count.limit", limits.delivery_count_limit),
+            group_number(configs, group_id, "share.record.lock.duration.ms", limits.lock_ms),
+            group_number(configs, group_id, "share.partition.max.record.locks", limits.record_locks_max),
+        )
+
+    def is_committed(self, group_id: str) -> bool:
+        return group_text(self._view.image.group_configs, group_id, ISOLATION_LEVEL, "") == READ_COMMITTED
 
     def bounds(self, topic_id: TopicId, partition: int) -> LogBounds:
         found = self._led(topic_id, partition)
@@ -173,7 +211,7 @@ class CoordinatedShares:
             image = self._view.image.topics_by_id.get(topic_id)
             return LogBounds(ErrorCode.UNKNOWN_TOPIC_ID if image is None else self._view.why_absent(image.name, partition))
         row = found[1]
-        return LogBounds(ErrorCode.NONE, row.log_start_offset, row.high_watermark, row.leader_epoch)
+        return LogBounds(ErrorCode.NONE, row.log_start_offset, row.high_watermark, row.leader_epoch, row.last_stable_offset)
 
     def _led(self, topic_id: TopicId, partition: int) -> tuple[LocalReplica, Row] | None:
         image = self._view.image.topics_by_id.get(topic_id)
@@ -190,10 +228,10 @@ class CoordinatedShares:
         name = self.name_of(topic_id)
         return name is None or not self.may_be_replaced(name)
 
-    def read(self, topic_id: TopicId, partition: int, offset: int, size_bytes: int, on_read: OnRead) -> bool:
-        found = self._led(topic_id, partition)
+    def read(self, wanted: ShareRange, on_read: OnRead) -> bool:
+        found = self._led(wanted.topic_id, wanted.partition)
         reader = self._readers.get(found[0].disk) if found is not None else None
-        return found is not None and reader is not None and _ShareRead(reader, found[0], found[1], offset, size_bytes, on_read).start()
+        return found is not None and reader is not None and _ShareRead(reader, found[0], found[1], wanted, on_read).start()
 
     # ---- requests of members and administrators, to the coordinator of a group
 
@@ -333,21 +371,23 @@ class CoordinatedShares:
 
 
 class _ShareRead:
-    """One read of whole batches below the high watermark."""
+    """One read of whole batches below the high watermark, or the last stable offset."""
 
-    def __init__(self, reader: LogReaderProxy, placement: LocalReplica, row: Row, offset: int, size_bytes: int, on_read: OnRead) -> None:
+    def __init__(self, reader: LogReaderProxy, placement: LocalReplica, row: Row, wanted: ShareRange, on_read: OnRead) -> None:
         self._reader = reader
         self._placement = placement
         self._row = row
-        self._offset = offset
-        self._size_bytes = size_bytes
+        self._wanted = wanted
+        self._end_offset = row.last_stable_offset if wanted.is_committed else row.high_watermark
+        self._segment_base_offset: Offset = row.active_base_offset
+        self._position = 0
         self._on_read = on_read
 
     def start(self) -> bool:
-        return self._ask(LOOKUP, self._offset, self._row.high_watermark, self._on_found)
+        return self._ask(LOOKUP, self._wanted.offset, self._row.high_watermark, self._on_found)
 
     def _ask(self, kind: int, value_a: int, value_b: int, then: Callable[[Answer], None], extent: Extent | None = None) -> bool:
-        placement = self._placement
+        placement, wanted = self._placement, self._wanted
 
         def on_answer(answer: Answer | None, descriptor: int) -> None:
             if descriptor >= 0:
@@ -356,8 +396,8 @@ class _ShareRead:
                 self._on_read(None)
             elif answer.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and kind == LOOKUP:
                 # Compaction has taken all that was there; or retention, which the next look at the row shows.
-                is_gone = placement.is_compacted and self._offset >= self._row.log_start_offset
-                self._on_read(SharedRead(b"", (), self._row.high_watermark) if is_gone else None)
+                is_gone = placement.is_compacted and wanted.offset >= self._row.log_start_offset
+                self._on_read(SharedRead(b"", (), self._end_offset) if is_gone else None)
             elif answer.error_code:
                 self._on_read(None)
             else:
@@ -371,13 +411,14 @@ class _ShareRead:
             self._on_read(None)
 
     def _on_found(self, found: Answer) -> None:
+        self._segment_base_offset, self._position = found.a, found.b
         if found.a == self._row.active_base_offset:
             self._read(found, self._row.active_position, IS_ACTIVE)
         else:
             self._or_fail(self._ask(OPEN, found.a, 0, lambda opened: self._read(found, opened.a, 0) if opened.b == found.d else self._on_read(None)))
 
     def _read(self, found: Answer, limit: int, flags: int) -> None:
-        extent = Extent(self._size_bytes, limit, found.d, WHOLE_BATCHES | FIRST_WHATEVER | flags)
+        extent = Extent(self._wanted.size_bytes, limit, found.d, WHOLE_BATCHES | FIRST_WHATEVER | flags)
         self._or_fail(self._ask(READ, found.a, found.b, self._on_portion, extent))
 
     def _on_portion(self, answer: Answer) -> None:
@@ -386,15 +427,56 @@ class _ShareRead:
         data = b"".join([part.memory for part in parts])
         del parts
         batches: list[ReadBatch] = []
-        position, next_offset = 0, self._offset
+        offset, position, next_offset = self._wanted.offset, 0, self._wanted.offset
         while position + RECORDS_AT <= len(data):
             header = read_batch_header(data, position)
             end = position + max(header.size_bytes, LOG_OVERHEAD)
-            is_far = bool(batches) and header.base_offset > self._offset + OFFSETS_MAX
-            if header.last_offset >= self._row.high_watermark or end > len(data) or is_far:
+            is_far = bool(batches) and header.base_offset > offset + OFFSETS_MAX
+            if header.last_offset >= self._end_offset or end > len(data) or is_far:
                 break
-            if header.last_offset >= self._offset:
-                batches.append(ReadBatch(header.base_offset, header.last_offset, position, end, bool(header.attributes & CONTROL_FLAG)))
+            if header.last_offset >= offset:
+                producer_id = header.producer_id if header.attributes & TRANSACTIONAL_FLAG else NO_PRODUCER
+                batches.append(ReadBatch(header.base_offset, header.last_offset, position, end, bool(header.attributes & CONTROL_FLAG), producer_id))
                 next_offset = header.last_offset + 1
             position = end
-        self._on_read(SharedRead(data, batches, next_offset) if batches else None)
+        read = SharedRead(data, batches, next_offset) if batches else None
+        if read is not None and self._wanted.is_committed and any(batch.producer_id != NO_PRODUCER for batch in batches):
+            self._without_aborted(read)
+        else:
+            self._on_read(read)
+
+    def _without_aborted(self, read: SharedRead) -> None:
+        """Leave out the batches of aborted transactions: there is then no record at their offsets, and they are done."""
+        placement, offset = self._placement, self._wanted.offset
+        if offset >= placement.table.aborted_end(placement.row):
+            self._on_read(read)
+            return
+
+        def on_answer(answer: Answer | None, descriptor: int) -> None:
+            aborted = read_aborted(answer, descriptor) if answer is not None and not answer.error_code else []
+            if descriptor >= 0:
+                os.close(descriptor)
+            if answer is None or answer.error_code:
+                self._on_read(None)
+                return
+            known = [batch for batch in read.batches if batch.last_offset < answer.a]
+            left = without_aborted(known, aborted)
+            self._on_read(SharedRead(read.data, left, known[-1].last_offset + 1) if known else None)
+
+        span = Span(self._segment_base_offset, Position(self._position + read.batches[-1].end_position))
+        where = placement.topic, placement.partition, self._row.segment_list_generation
+        self._or_fail(self._reader.ask(ABORTED, *where, offset, self._row.last_stable_offset, on_answer, span=span))
+
+
+def without_aborted(batches: Sequence[ReadBatch], aborted: Sequence[tuple[int, int, int]]) -> list[ReadBatch]:
+    """Return the batches of no aborted transaction; `aborted`: producer id, first offset, offset of the marker."""
+    by_producer: dict[int, list[tuple[int, int]]] = {}
+    for producer_id, first_offset, marker_offset in aborted:
+        by_producer.setdefault(producer_id, []).append((first_offset, marker_offset))
+
+    def is_aborted(batch: ReadBatch) -> bool:
+        return any(
+            first_offset <= batch.base_offset and batch.last_offset < marker_offset for first_offset, marker_offset in by_producer.get(batch.producer_id, ())
+        )
+
+    return [batch for batch in batches if not is_aborted(batch)]

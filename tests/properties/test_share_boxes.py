@@ -50,7 +50,7 @@ class Box:
         self.states.partition_count = 1
         persister = SharePersister(self.states, self, self, self.timers, lambda: world.now_ms)
         self.persister = persister
-        self.leaders = ShareLeaders(persister, self, LIMITS, self.timers, lambda: world.now_ms, lambda _event, _count: None)
+        self.leaders = ShareLeaders(persister, self, self.timers, lambda: world.now_ms, lambda _event, _count: None)
 
     def state_leaders(self) -> tuple[int, ...]:
         return (self.state_leader,)
@@ -62,6 +62,9 @@ class Box:
 
     def first_offset(self, group_id: str, bounds: LogBounds) -> int:
         return 0
+
+    def limits(self, group_id: str) -> ShareLimits:
+        return LIMITS
 
     def append(self, partition: int, records: list[StateRecord], on_appended: OnAppended, **_options: Any) -> None:
         """Only the tenure that is in force gets a record into the log; an answer may be an error all the same."""

@@ -149,6 +149,7 @@ class KnownTopics:
         """Member id → topics that it may not see; None: its principal is not known."""
         self._ids = {name: TopicId(bytes([number] * 16)) for number, name in enumerate(self.counts, 1)}
         self._ids_given = len(self._ids)
+        self.timing: dict[str, tuple[int, int]] = {}
 
     def has_partition(self, topic: str, partition: int) -> bool:
         return 0 <= partition < self.counts.get(topic, 0)
@@ -158,6 +159,9 @@ class KnownTopics:
 
     def name_of(self, topic_id: TopicId) -> str | None:
         return next((name for name in self.counts if self._ids[name] == topic_id), None)
+
+    def consumer_timing(self, group_id: str) -> tuple[int, int]:
+        return self.timing.get(group_id, (45_000, 5_000))
 
     def visible(self, _group_id: str, member_id: str, names: frozenset[str]) -> frozenset[str] | None:
         hidden = self.hidden.get(member_id, frozenset())

@@ -16,7 +16,10 @@ import pytest
 from confluent_kafka import Producer, ShareConsumer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from appliance.protocol import config_apis
+from appliance.protocol.apis import ApiKey
 from lab import client_packages
+from lab.raw_client import RawClient
 from lab.real_zookeeper import RealZooKeeper
 from lab.running_box import RunningBox, environment, eventually, start_box
 
@@ -217,6 +220,44 @@ def _take_one(box: RunningBox) -> list[int]:
         return [message.offset() for message in messages]
     finally:
         consumer.close()
+
+
+def test_a_group_with_read_committed_gets_no_record_of_an_aborted_transaction(start: Callable[..., RunningBox]) -> None:
+    box = start(settings={**SETTINGS, "group.share.auto.offset.reset": "latest", "transaction.state.log.num.partitions": 1})
+    Jobs(box.bootstrap)
+    own = {"share.isolation.level": "read_committed", "share.auto.offset.reset": "earliest"}
+    resource = config_apis.ResourceToAlter(config_apis.ResourceType.GROUP, "workers", tuple(config_apis.ConfigToAlter(name, 0, own[name]) for name in own))
+    client = RawClient(box.kafka)
+    request = config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST.encode(0, config_apis.IncrementalAlterConfigsRequest((resource,)))
+    client.send(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, request)
+    _, answer = client.receive()
+    client.close()
+    (altered,) = config_apis.INCREMENTAL_ALTER_CONFIGS_RESPONSE.decode(answer, 0, len(answer), 0).responses
+    assert altered.error_code == 0, altered.error_message
+    producer = Producer({"bootstrap.servers": box.bootstrap, "transactional.id": "jobs"})
+    producer.init_transactions(SECONDS)
+    for value, end in (("first", producer.commit_transaction), ("aborted", producer.abort_transaction), ("second", producer.commit_transaction)):
+        producer.begin_transaction()
+        producer.produce("jobs", value)
+        producer.flush(SECONDS)
+        end(SECONDS)
+    producer.begin_transaction()
+    producer.produce("jobs", "open")
+    producer.flush(SECONDS)
+    consumer = ShareConsumer({"bootstrap.servers": box.bootstrap, "group.id": "workers", "share.acknowledgement.mode": "explicit"})
+    consumer.subscribe(["jobs"])
+    received: list[bytes | None] = []
+
+    def has(*values: bytes) -> bool:
+        for message in consumer.poll(0.5) or []:
+            received.append(message.value())
+            consumer.acknowledge(message)
+        return received == list(values)
+
+    eventually(lambda: has(b"first", b"second"), "what is committed comes", SECONDS)
+    producer.commit_transaction(SECONDS)
+    eventually(lambda: has(b"first", b"second", b"open"), "what is committed later comes then", SECONDS)
+    consumer.close()
 
 
 BOXES = {

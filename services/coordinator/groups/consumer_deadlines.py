@@ -34,18 +34,23 @@ class Wait(Enum):
 class ConsumerDeadlines:
     """`submit` hands an operation to the group."""
 
-    def __init__(self, timers: Timers, session_timeout_ms: int, submit: Callable[[Operation, int], None]) -> None:
+    def __init__(self, timers: Timers, timing: Callable[[], tuple[int, int]], submit: Callable[[Operation, int], None]) -> None:
+        """`timing` returns session timeout and heartbeat interval in ms."""
         self._timers = timers
-        self._session_timeout_ms = session_timeout_ms
+        self._timing = timing
         self._submit = submit
         self._live: dict[tuple[Wait, str], Timer] = {}
         self._told: dict[str, CurrentAssignment] = {}
         """What each member has to get out of by giving partitions up."""
 
+    @property
+    def heartbeat_interval_ms(self) -> int:
+        return self._timing()[1]
+
     def renew_session(self, member: ConsumerMember, now_ms: int) -> None:
         """It is alive."""
         classic = member.wish.classic
-        self._expect(Wait.SESSION, member.member_id, now_ms + (self._session_timeout_ms if classic is None else classic.session_timeout_ms))
+        self._expect(Wait.SESSION, member.member_id, now_ms + (self._timing()[0] if classic is None else classic.session_timeout_ms))
 
     def has(self, wait: Wait, member_id: str) -> bool:
         return (wait, member_id) in self._live

@@ -202,7 +202,7 @@ class MemberHeartbeat:
         response = ConsumerGroupHeartbeatResponse(
             member_id=request.member_id,
             member_epoch=current.epoch,
-            heartbeat_interval_ms=self._settings.group_consumer_heartbeat_interval_ms,
+            heartbeat_interval_ms=self._deadlines.heartbeat_interval_ms,
             assignment=MemberAssignment(as_topics(current.assigned)) if is_sent else None,
         )
         self._replies.say(self._reply, response)

@@ -53,7 +53,7 @@ class ConsumerMembership:
         self._bid_farewell = surroundings.bid_farewell
         self._on_refused = surroundings.on_refused
         self.turns = ConsumerTurns(group_id, partition, committed, surroundings.log, self)
-        self.deadlines = ConsumerDeadlines(surroundings.timers, surroundings.settings.group_consumer_session_timeout_ms, self.turns.submit)
+        self.deadlines = ConsumerDeadlines(surroundings.timers, lambda: self._topics.consumer_timing(group_id), self.turns.submit)
 
     @property
     def group(self) -> ConsumerGroup:

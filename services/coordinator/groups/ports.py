@@ -39,6 +39,9 @@ class Topics(Protocol):
     def names(self) -> Iterable[str]:
         """All topics, internal ones too."""
 
+    def consumer_timing(self, group_id: str) -> tuple[int, int]:
+        """Session timeout and heartbeat interval of members of the new protocol, in ms."""
+
     def visible(self, group_id: str, member_id: str, names: frozenset[str]) -> frozenset[str] | None:
         """Of topics that an expression matches, those that the member may describe; None: its principal is not known yet."""
 
@@ -94,8 +97,6 @@ class GroupSettings(NamedTuple):
     group_initial_rebalance_delay_ms: int = 3_000
     group_max_size: int = 10_000
     max_groups: int = 20_000
-    group_consumer_session_timeout_ms: int = 45_000
-    group_consumer_heartbeat_interval_ms: int = 5_000
     group_consumer_max_size: int = 10_000
     group_consumer_regex_max: int = 1_000
     offset_metadata_max_bytes: int = 4_096

@@ -76,6 +76,9 @@ class SharedTopics(Protocol):
     def first_offset(self, group_id: str, bounds: LogBounds) -> int:
         """Where delivery begins in a partition that a group reads for the first time."""
 
+    def timing(self, group_id: str) -> tuple[int, int]:
+        """Session timeout and heartbeat interval of the group's members, in ms."""
+
 
 class ShareMember:
     """One member; `sent` is the assignment of its last answer."""
@@ -268,7 +271,8 @@ class ShareGroups:
         member.rack_id = request.rack_id or member.rack_id
         self._timers.cancel(member.timer)
         key = group.group_id, member.member_id
-        member.timer = self._timers.schedule(now_ms + self._settings.group_share_session_timeout_ms, lambda _now_ms: self._remove(*key))
+        session_timeout_ms, _ = self._topics.timing(group.group_id)
+        member.timer = self._timers.schedule(now_ms + session_timeout_ms, lambda _now_ms: self._remove(*key))
 
     def _remove(self, group_id: str, member_id: str, has_left: bool = False) -> None:
         group = self._groups.get(group_id)
@@ -370,7 +374,7 @@ class ShareGroups:
         response = apis.ShareGroupHeartbeatResponse(
             member_id=member.member_id,
             member_epoch=member.member_epoch,
-            heartbeat_interval_ms=self._settings.group_share_heartbeat_interval_ms,
+            heartbeat_interval_ms=self._topics.timing(group.group_id)[1],
             assignment=MemberAssignment(tuple(TopicIdPartitions(*each) for each in by_topic(member.assigned))) if is_sent else None,
         )
         reply(response)

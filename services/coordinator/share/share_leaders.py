@@ -18,6 +18,7 @@ from appliance.base.model import TopicId
 from appliance.protocol.share_state_apis import UNINITIALIZED, KeptBatch, ReadStateResult, WrittenState
 from appliance.runtime.timers import Timer, Timers
 from services.coordinator.share.share_partition import ShareLimits, SharePartition, StateBatch
+from services.coordinator.share.share_persister import TIMEOUT_MS
 from services.coordinator.share.share_states import ShareKey
 
 OnWritten = Callable[[ErrorCode], None]
@@ -27,6 +28,8 @@ WINDOW_RUNS_MAX: Final = 1_000_000
 hand counts once its lock has ended as one run, so that abandoned groups do not use up what others need."""
 SHARES_MAX: Final = 100_000
 """Share partitions of one box, led or coordinated: some 200 MB of the coordinator each."""
+CONFIRM_MS: Final = 2_000
+"""A fetch that has waited before must still be answered in time."""
 FRESH_MS: Final = 1_000
 """A state that was read less than this ago is not read again: each read is an append."""
 _OVER: Final = frozenset({ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.FENCED_STATE_EPOCH, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION})
@@ -52,6 +55,11 @@ class LogBounds(NamedTuple):
     log_start_offset: int = -1
     high_watermark: int = -1
     leader_epoch: int = -1
+    last_stable_offset: int = -1
+
+    def end(self, is_committed: bool) -> int:
+        """Return the offset up to which records may be delivered."""
+        return self.last_stable_offset if is_committed else self.high_watermark
 
 
 class LedLogs(Protocol):
@@ -62,11 +70,13 @@ class LedLogs(Protocol):
     def first_offset(self, group_id: str, bounds: LogBounds) -> int:
         """Where delivery begins in a partition that a group reads for the first time."""
 
+    def limits(self, group_id: str) -> ShareLimits: ...
+
 
 class LeaderStates(Protocol):
     """`SharePersister`, as far as leaders need it."""
 
-    def read(self, key: ShareKey, leader_epoch: int, on_done: Callable[[ReadStateResult], None]) -> None: ...
+    def read(self, key: ShareKey, leader_epoch: int, on_done: Callable[[ReadStateResult], None], timeout_ms: int = TIMEOUT_MS) -> None: ...
 
     def write(self, key: ShareKey, part: WrittenState, on_done: Callable[[ErrorCode], None]) -> None: ...
 
@@ -102,11 +112,10 @@ class HostedShare:
 class ShareLeaders:
     """All of one box."""
 
-    def __init__(self, states: LeaderStates, logs: LedLogs, limits: ShareLimits, timers: Timers, now_ms: Callable[[], int], count_event: OnEvent) -> None:
+    def __init__(self, states: LeaderStates, logs: LedLogs, timers: Timers, now_ms: Callable[[], int], count_event: OnEvent) -> None:
         """`count_event` is called with what is counted, and how much of it."""
         self._states = states
         self._logs = logs
-        self._limits = limits
         self._timers = timers
         self._now_ms = now_ms
         self.count_event = count_event
@@ -130,7 +139,7 @@ class ShareLeaders:
             self.forget(found)
             found = None
         if found is None and self.count < SHARES_MAX:
-            found = HostedShare(ShareKey(group_id, *place), bounds.leader_epoch, self._limits)
+            found = HostedShare(ShareKey(group_id, *place), bounds.leader_epoch, self._logs.limits(group_id))
             self._by_group.setdefault(group_id, {})[place] = found
             self.count += 1
             self._read(found)
@@ -150,7 +159,7 @@ class ShareLeaders:
                 self._choose_start(hosted)
             else:
                 batches = (StateBatch(*batch) for batch in result.state_batches)
-                self._serve(hosted, SharePartition(result.start_offset, self._limits, batches))
+                self._serve(hosted, SharePartition(result.start_offset, hosted.share.limits, batches))
 
         self._states.read(hosted.key, hosted.leader_epoch, on_read)
 
@@ -166,7 +175,7 @@ class ShareLeaders:
             if hosted.is_gone:
                 return
             if code is ErrorCode.NONE:
-                self._serve(hosted, SharePartition(start_offset, self._limits))
+                self._serve(hosted, SharePartition(start_offset, hosted.share.limits))
             else:
                 self._fail(hosted, code)
 
@@ -183,14 +192,17 @@ class ShareLeaders:
         self.forget(hosted)
 
     def confirm(self, hosted: HostedShare, on_confirmed: Callable[[bool], None]) -> None:
-        """Ask the share coordinator whether there has been no later leader, before records are delivered without a lease."""
+        """Ask the share coordinator whether there has been no later leader, before records are delivered without a lease.
+
+        That is true when it is written; a leader may come between that and the delivery.
+        """
 
         def on_read(result: ReadStateResult) -> None:
             if result.error_code in _OVER or (not result.error_code and result.state_epoch != hosted.state_epoch):
                 self.forget(hosted)
             on_confirmed(not result.error_code and not hosted.is_gone)
 
-        self._states.read(hosted.key, hosted.leader_epoch, on_read)
+        self._states.read(hosted.key, hosted.leader_epoch, on_read, CONFIRM_MS)
 
     # ---- changes
 
@@ -289,9 +301,15 @@ class ShareLeaders:
             if hosted.is_ready and hosted.read_ms <= before_ms and not hosted.is_writing and hosted.share.next_deadline_ms() is None:
                 self.forget(hosted)
 
+    def forget_group(self, group_id: str) -> None:
+        """An administrator has begun anew."""
+        for hosted in list(self._by_group.get(group_id, {}).values()):
+            self.forget(hosted)
+
     def refresh(self) -> None:
         """Image or rows have changed: forget what this box does not lead any more."""
         for hosted in list(self):
+            hosted.share.limits = self._logs.limits(hosted.key.group_id)
             bounds = self._logs.bounds(*hosted.key[1:])
             if bounds.leader_epoch != hosted.leader_epoch:
                 self.forget(hosted)

@@ -1,8 +1,11 @@
 """What administrators see and change of what share groups have done: start offsets, lag, deletions (KIP-932).
 
-Owned by the coordinator. Only groups without members are changed, as in Kafka. Weak spots: a deletion that is delayed on its way to another box
-also deletes the state of a group that was made again meanwhile; a change of several partitions may be in the log for
-some of them only, and the answer says of which; a lag counts what the share coordinator knows, which is what was acknowledged.
+Owned by the coordinator. Only groups without members are changed, as in Kafka. Weak spots: a leader
+on another box that has read the state within the last second delivers once more from where the
+group was before its offsets were altered; a deletion that is delayed on its way to another box also
+deletes the state of a group that was made again meanwhile; a change of several partitions may be in
+the log for some of them only, and the answer says of which; a lag counts what the share coordinator
+knows, which is what was acknowledged.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ class ShareOffsets:
         self._persister = persister
         self._topics = topics
         self._ends = ends
+        self.on_begun_anew: Callable[[str], None] = lambda _group_id: None
+        """Called when start offsets of a group were altered, for leaders in this box."""
 
     # ---- describing
 
@@ -136,6 +141,7 @@ class ShareOffsets:
         def on_initialized(found: dict[Place, StateResult]) -> None:
             codes.update({place: known_error(each.error_code) for place, each in found.items()})
             done = [place for place, each in found.items() if not each.error_code]
+            self.on_begun_anew(group_id)
             self._places.change(group_id, done, (), lambda code: on_written(done, code))
 
         def on_written(done: Collection[Place], code: ErrorCode) -> None:

@@ -143,17 +143,17 @@ class SharePersister:
 
     # ---- for leaders of partitions
 
-    def read(self, key: ShareKey, leader_epoch: int, on_done: Callable[[apis.ReadStateResult], None]) -> None:
+    def read(self, key: ShareKey, leader_epoch: int, on_done: Callable[[apis.ReadStateResult], None], timeout_ms: int = TIMEOUT_MS) -> None:
         part = apis.ReadState(key.partition, leader_epoch)
-        self._begin(_READ, key.group_id, {key[1:]: part}, lambda results: on_done(results[key[1:]]))
+        self._begin(_READ, key.group_id, {key[1:]: part}, lambda results: on_done(results[key[1:]]), timeout_ms)
 
     def write(self, key: ShareKey, part: apis.WrittenState, on_done: Callable[[ErrorCode], None]) -> None:
         self._begin(_WRITE, key.group_id, {key[1:]: part}, lambda results: on_done(known_error(results[key[1:]].error_code)))
 
     # ---- attempts
 
-    def _begin(self, api: _Api, group_id: str, parts: Mapping[Place, Any], on_done: Callable[[dict[Place, Any]], None]) -> None:
-        asking = _Asking(api, group_id, parts, self._now_ms() + TIMEOUT_MS, on_done)
+    def _begin(self, api: _Api, group_id: str, parts: Mapping[Place, Any], on_done: Callable[[dict[Place, Any]], None], timeout_ms: int = TIMEOUT_MS) -> None:
+        asking = _Asking(api, group_id, parts, self._now_ms() + timeout_ms, on_done)
         if parts:
             self._attempt(asking)
         else:

@@ -3,8 +3,7 @@
 A session keeps the partitions that a member fetches from this box, as a fetch session does. A ShareFetch first waits until its acknowledgements are in the
 log, then reads one partition after the other and locks what it delivers, and waits if there is nothing. Records are answered in whole
 batches, as they are in the log. Owned by the coordinator. Weak spots: records are copied through the coordinator (a fetch
-reads at most `READ_BYTES_MAX` of a partition); what was locked for a client that has gone waits for the end of its lock;
-transactions are not looked at (Kafka's share.isolation.level=read_uncommitted).
+reads at most `READ_BYTES_MAX` of a partition); what was locked for a client that has gone waits for the end of its lock.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ LOOKS_A_TURN: Final = 4_000
 """Partitions of fetches that wait."""
 WAIT_MS_MAX: Final = 5_000
 """The acceptor gives up after `ANSWER_TIMEOUT_MS`."""
+LATE_MS: Final = 1_000
 FETCHES_A_TURN: Final = 64
 RENEWAL_SINCE: Final = 2
 RECORD_LIMIT: Final = 1
@@ -51,6 +51,9 @@ _ACKNOWLEDGE_ERRORS: Final = {
 """What a client hears of a write that failed; of others COORDINATOR_NOT_AVAILABLE."""
 
 
+NO_PRODUCER: Final = -1
+
+
 class ReadBatch(NamedTuple):
     """A batch of records in what was read; control batches have no records."""
 
@@ -59,6 +62,8 @@ class ReadBatch(NamedTuple):
     position: int
     end_position: int
     is_control: bool
+    producer_id: int = NO_PRODUCER
+    """Of a transaction."""
 
 
 class SharedRead(NamedTuple):
@@ -74,15 +79,30 @@ OnRead = Callable[[SharedRead | None], None]
 READ_AGAIN_MS: Final = 100
 
 
+class ShareRange(NamedTuple):
+    """What is to be read. With `is_committed` nothing beyond the last stable offset, and no records of aborted transactions."""
+
+    topic_id: TopicId
+    partition: int
+    offset: int
+    size_bytes: int
+    is_committed: bool
+
+
 class SharedLogs(Protocol):
     """The logs of this box."""
 
     def bounds(self, topic_id: TopicId, partition: int) -> LogBounds: ...
 
+    def limits(self, group_id: str) -> ShareLimits: ...
+
+    def is_committed(self, group_id: str) -> bool:
+        """Whether the group gets records of committed transactions only."""
+
     def is_certain(self, topic_id: TopicId) -> bool:
         """Whether no other box can lead partitions of the topic that this one leads by its rows."""
 
-    def read(self, topic_id: TopicId, partition: int, offset: int, size_bytes: int, on_read: OnRead) -> bool:
+    def read(self, wanted: ShareRange, on_read: OnRead) -> bool:
         """False: it could not begin, and `on_read` is not called."""
 
 
@@ -132,10 +152,9 @@ class _Fetch:
 class ShareSessions:
     """All sessions of this box."""
 
-    def __init__(self, settings: ShareSettings, limits: ShareLimits, leaders: ShareLeaders, logs: SharedLogs, now_ms: Callable[[], int]) -> None:
+    def __init__(self, settings: ShareSettings, leaders: ShareLeaders, logs: SharedLogs, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
         self._settings = settings
-        self._limits = limits
         self._leaders = leaders
         self._logs = logs
         self._sessions: dict[tuple[str, str], ShareSession] = {}
@@ -215,7 +234,7 @@ class ShareSessions:
                 )
                 for topic_id, partitions in request.topics
             )
-            reply(apis.ShareAcknowledgeResponse(acquisition_lock_timeout_ms=self._limits.lock_ms, topics=topics))
+            reply(apis.ShareAcknowledgeResponse(acquisition_lock_timeout_ms=self._logs.limits(found.group_id).lock_ms, topics=topics))
 
         self._acknowledge(session, request, version, now_ms, on_acknowledged)
 
@@ -348,7 +367,7 @@ class ShareSessions:
         if hosted.is_reading or self._now_ms() < hosted.read_again_ms:
             return False
         offset = self._next_offset(hosted)
-        return offset is not None and max(offset, bounds.log_start_offset) < bounds.high_watermark
+        return offset is not None and max(offset, bounds.log_start_offset) < bounds.end(self._logs.is_committed(fetch.session.group_id))
 
     def _hosted(self, session: ShareSession, place: Place, bounds: LogBounds) -> HostedShare | None:
         """Return the share partition, whose state is perhaps being read, or could not be read; None: there are too many."""
@@ -402,7 +421,7 @@ class ShareSessions:
             if hosted.share.raise_start(bounds.log_start_offset):
                 self._leaders.watch_locks(hosted)
             offset = self._next_offset(hosted)
-            if hosted.is_reading or offset is None or offset >= bounds.high_watermark or now_ms < hosted.read_again_ms:
+            if hosted.is_reading or offset is None or offset >= bounds.end(self._logs.is_committed(fetch.session.group_id)) or now_ms < hosted.read_again_ms:
                 continue
             if self._read(fetch, hosted, offset):
                 return
@@ -416,6 +435,8 @@ class ShareSessions:
         def on_read(read: SharedRead | None) -> None:
             if read is None or self._logs.is_certain(hosted.key.topic_id):
                 on_confirmed(read)
+            elif self._now_ms() > fetch.deadline_ms + LATE_MS:  # it would not be answered in time
+                on_confirmed(None)
             else:
                 self._leaders.confirm(hosted, lambda is_confirmed: on_confirmed(read if is_confirmed else None))
 
@@ -428,7 +449,9 @@ class ShareSessions:
             self._continue(fetch, self._now_ms())
 
         hosted.is_reading = True
-        has_begun = self._logs.read(hosted.key.topic_id, hosted.key.partition, offset, min(READ_BYTES_MAX, fetch.bytes_left), on_read)
+        has_begun = self._logs.read(
+            ShareRange(*hosted.key[1:], offset, min(READ_BYTES_MAX, fetch.bytes_left), self._logs.is_committed(hosted.key.group_id)), on_read
+        )
         if not has_begun:
             hosted.is_reading = False
             hosted.read_again_ms = self._now_ms() + READ_AGAIN_MS
@@ -473,4 +496,4 @@ class ShareSessions:
         for (topic_id, _), result in fetch.results.items():
             topics.setdefault(topic_id, []).append(result)
         rows = tuple(apis.ShareTopicResponse(topic_id, tuple(results)) for topic_id, results in topics.items())
-        fetch.reply(apis.ShareFetchResponse(acquisition_lock_timeout_ms=self._limits.lock_ms, topics=rows))
+        fetch.reply(apis.ShareFetchResponse(acquisition_lock_timeout_ms=self._logs.limits(fetch.session.group_id).lock_ms, topics=rows))

@@ -13,8 +13,10 @@ from appliance.cluster.state_log import SHARE_TOPIC
 from appliance.protocol import offset_apis
 from appliance.protocol import share_apis as apis
 from appliance.protocol import share_state_apis as states
-from services.coordinator.coordinated_shares import HELD_MS, HELD_SIZE_MAX, CoordinatedShares
+from services.coordinator.coordinated_shares import HELD_MS, HELD_SIZE_MAX, CoordinatedShares, without_aborted
 from services.coordinator.groups.member import ClientIdentity
+from services.coordinator.share.share_leaders import LogBounds
+from services.coordinator.share.share_sessions import ReadBatch
 from tests.support.group_world import LogInMemory, Replies
 
 CLIENT = ClientIdentity("worker", "/10.0.0.1")
@@ -142,3 +144,22 @@ def test_the_end_of_a_partition_elsewhere_is_asked_for() -> None:
     result = offset_apis.ListOffsetsPartitionResult(0, offset=12)
     on_answer(offset_apis.ListOffsetsResponse(topics=(offset_apis.ListOffsetsTopicResult("jobs", (result,)),)))
     assert found == [{(TOPIC, 0): 12}]
+
+
+def test_batches_of_aborted_transactions_are_left_out() -> None:
+    def batch(base_offset: int, producer_id: int) -> ReadBatch:
+        return ReadBatch(base_offset, base_offset + 1, 0, 1, False, producer_id)
+
+    batches = [batch(0, 7), batch(2, 8), batch(4, -1), batch(6, 7), ReadBatch(8, 8, 0, 1, True, 7), batch(10, 7)]
+    left = without_aborted(batches, [(7, 6, 8)])
+    assert [each.base_offset for each in left] == [0, 2, 4, 8, 10]
+
+
+def test_a_group_has_limits_and_timing_of_its_own() -> None:
+    world = World()
+    assert (world.shares.limits("workers").lock_ms, world.shares.timing("workers"), world.shares.is_committed("workers")) == (5, (5, 5), False)
+    own = {"share.record.lock.duration.ms": "20000", "share.heartbeat.interval.ms": "6000", "share.isolation.level": "read_committed"}
+    world.view.image.group_configs = {"workers": {**own, "share.auto.offset.reset": "earliest"}}
+    assert (world.shares.limits("workers").lock_ms, world.shares.timing("workers"), world.shares.is_committed("workers")) == (20_000, (5, 6_000), True)
+    bounds = LogBounds(ErrorCode.NONE, 3, 9)
+    assert (world.shares.first_offset("workers", bounds), world.shares.first_offset("others", bounds)) == (3, 9)

@@ -30,7 +30,7 @@ from services.coordinator.share.share_leaders import LogBounds, Place, ShareEven
 from services.coordinator.share.share_offsets import OnEnds, ShareOffsets
 from services.coordinator.share.share_partition import ACCEPT, RELEASE, RENEW, ShareLimits
 from services.coordinator.share.share_persister import TIMEOUT_MS, SharePersister
-from services.coordinator.share.share_sessions import LEAVE_MS, OnRead, ReadBatch, ShareAsker, SharedRead, ShareSessions
+from services.coordinator.share.share_sessions import LEAVE_MS, OnRead, ReadBatch, ShareAsker, SharedRead, ShareRange, ShareSessions
 from services.coordinator.share.share_states import SHARE_SNAPSHOT, ShareKey, ShareSnapshot, ShareStates, state_partition_of
 from tests.support.group_world import LogInMemory, Replies
 
@@ -45,9 +45,9 @@ class PromptReads(SharePersister):
 
     log: LogInMemory
 
-    def read(self, key: ShareKey, leader_epoch: int, on_done: Callable[[ReadStateResult], None]) -> None:
+    def read(self, key: ShareKey, leader_epoch: int, on_done: Callable[[ReadStateResult], None], timeout_ms: int = TIMEOUT_MS) -> None:
         before = len(self.log.waiting)
-        super().read(key, leader_epoch, on_done)
+        super().read(key, leader_epoch, on_done, timeout_ms)
         if len(self.log.waiting) > before:
             self.log.waiting.insert(0, self.log.waiting.pop())
             self.log.answer_one()
@@ -69,7 +69,9 @@ class World:
         self.has_lease = True
         self.timers = Timers()
         settings = ShareSettings(group_share_max_size=2, group_share_max_share_sessions=sessions_max)
-        limits = ShareLimits(limit, lock_ms, 100)
+        self.of_group = ShareLimits(limit, lock_ms, 100)
+        self.last_stable_offset: int | None = None
+        """Of a group with read_committed."""
         self.events: Counter[ShareEvent] = Counter()
         self.states = ShareStates(self.log, lambda: self.now_ms)
         self.places = ShareGroupPlaces(self.groups_log, self.name_of)
@@ -85,10 +87,11 @@ class World:
             self.places.finish_load(partition)
         persister = PromptReads(self.states, self, cast(Any, None), self.timers, lambda: self.now_ms)
         persister.log = self.log
-        self.leaders = ShareLeaders(persister, self, limits, self.timers, lambda: self.now_ms, lambda event, count: self.events.update({event: count}))
-        self.sessions = ShareSessions(settings, limits, self.leaders, self, lambda: self.now_ms)
+        self.leaders = ShareLeaders(persister, self, self.timers, lambda: self.now_ms, lambda event, count: self.events.update({event: count}))
+        self.sessions = ShareSessions(settings, self.leaders, self, lambda: self.now_ms)
         self.groups = ShareGroups(settings, self.places, persister, self, self.timers, self.sessions.on_member_gone)
         self.offsets = ShareOffsets(self.groups, self.places, persister, self, self)
+        self.offsets.on_begun_anew = self.leaders.forget_group
 
     def state_leaders(self) -> tuple[int, ...]:
         return (self.broker_id,) * STATE_PARTITIONS
@@ -119,18 +122,26 @@ class World:
     def bounds(self, topic_id: TopicId, partition: int) -> LogBounds:
         if topic_id != TOPIC or partition > 1:
             return LogBounds(ErrorCode.UNKNOWN_TOPIC_ID if topic_id != TOPIC else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        return LogBounds(ErrorCode.NONE, 0, self.high_watermark, self.leader_epoch)
+        return LogBounds(ErrorCode.NONE, 0, self.high_watermark, self.leader_epoch, self.last_stable_offset or 0)
 
     def is_certain(self, topic_id: TopicId) -> bool:
         return self.has_lease
 
-    def read(self, topic_id: TopicId, partition: int, offset: int, size_bytes: int, on_read: OnRead) -> bool:
+    def timing(self, group_id: str) -> tuple[int, int]:
+        return 45_000, 5_000
+
+    def limits(self, group_id: str) -> ShareLimits:
+        return self.of_group
+
+    def is_committed(self, group_id: str) -> bool:
+        return self.last_stable_offset is not None
+
+    def read(self, wanted: ShareRange, on_read: OnRead) -> bool:
         """Batches have two records and two bytes."""
+        offset, end_offset = wanted.offset, self.high_watermark if self.last_stable_offset is None else self.last_stable_offset
         if self.can_read:
-            batches = [
-                ReadBatch(base, base + 1, at, at + 2, False) for at, base in zip(range(0, 99, 2), range(offset & ~1, self.high_watermark, 2), strict=False)
-            ]
-            on_read(SharedRead(bytes(range(offset & ~1, self.high_watermark)), batches, self.high_watermark))
+            batches = [ReadBatch(base, base + 1, at, at + 2, False) for at, base in zip(range(0, 99, 2), range(offset & ~1, end_offset, 2), strict=False)]
+            on_read(SharedRead(bytes(range(offset & ~1, end_offset)), batches, end_offset))
         return self.can_read
 
     # ---- requests
@@ -393,6 +404,30 @@ def test_a_leader_in_another_epoch_delivers_what_was_not_acknowledged() -> None:
     assert acquired(world.fetch(3)) == [(2, 5, 2)]
 
 
+def test_a_group_with_read_committed_gets_nothing_beyond_the_last_stable_offset() -> None:
+    world = World()
+    world.last_stable_offset = 2
+    world.join()
+    assert acquired(world.fetch(0)) == [(0, 1, 1)]
+    parked = world.fetch(1, max_wait_ms=500)
+    world.wait(1)
+    assert not parked
+    world.last_stable_offset = 6
+    world.wait(1)
+    assert acquired(parked) == [(2, 5, 1)]
+
+
+def test_a_groups_limits_hold_for_what_is_delivered_from_then_on() -> None:
+    world = World(lock_ms=60_000)
+    world.join()
+    world.of_group = ShareLimits(2, 500, 100)
+    assert acquired(world.fetch(0, max_records=2)) == [(0, 1, 1)]
+    world.wait(500)
+    world.settle()
+    answer = world.fetch(1)
+    assert acquired(answer) == [(0, 1, 2), (2, 5, 1)] and answer.only.acquisition_lock_timeout_ms == 500
+
+
 def test_administrators_see_move_and_delete_what_an_empty_group_has_done() -> None:
     world = World()
     world.join()
@@ -418,6 +453,8 @@ def test_administrators_see_move_and_delete_what_an_empty_group_has_done() -> No
     world.heartbeat(member_epoch=-1)
     assert [part.error_code for part in alter().only.topics[0].partitions] == [0, 0]
     assert offsets() == [(5, 1), (6, 0)]
+    assert acquired(world.fetch(0, member_id="n")) == [(5, 5, 1)], "the leader has heard of it"
+    world.fetch(-1, member_id="n")
     assert [group.group_state for group in world.groups.listed(set(), {"share"})] == ["Empty"]
     codes: list[ErrorCode] = []
     world.offsets.delete_group("workers", codes.append)
@@ -462,7 +499,7 @@ def test_a_hole_that_is_longer_than_the_window_is_passed() -> None:
     world = World()
     world.join()
     far = SharedRead(b"ab", [ReadBatch(1_000_000, 1_000_001, 0, 2, False)], 1_000_002)
-    world.read = lambda *_where: _where[-1](far) or True  # type: ignore[method-assign]
+    world.read = lambda _wanted, on_read: on_read(far) or True  # type: ignore[method-assign]
     assert acquired(world.fetch(0)) == [(1_000_000, 1_000_001, 1)]
 
 
