@@ -213,6 +213,10 @@ class CoordinatedShares:
         row = found[1]
         return LogBounds(ErrorCode.NONE, row.log_start_offset, row.high_watermark, row.leader_epoch, row.last_stable_offset)
 
+    def is_named(self, topic_id: TopicId, partition: int) -> bool:
+        image = self._view.image.topics_by_id.get(topic_id)
+        return image is not None and partition < len(image.partitions) and image.partitions[partition].leader == self.broker_id
+
     def _led(self, topic_id: TopicId, partition: int) -> tuple[LocalReplica, Row] | None:
         image = self._view.image.topics_by_id.get(topic_id)
         placement = self._view.placement(image.name, partition) if image is not None else None

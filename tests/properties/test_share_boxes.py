@@ -63,6 +63,9 @@ class Box:
     def first_offset(self, group_id: str, bounds: LogBounds) -> int:
         return 0
 
+    def is_named(self, topic_id: TopicId, partition: int) -> bool:
+        return self.leader_epoch >= 0
+
     def limits(self, group_id: str) -> ShareLimits:
         return LIMITS
 
@@ -308,6 +311,34 @@ def _unfenced_read(read: Any) -> Any:
         read(states, request._replace(topics=topics), reply)
 
     return unfenced
+
+
+def _random_batches(dice: random.Random) -> tuple[apis.KeptBatch, ...]:
+    batches: list[apis.KeptBatch] = []
+    position = dice.randrange(4)
+    while position < 12 and dice.random() < 0.8:
+        last_offset = position + dice.randrange(3)
+        batches.append(apis.KeptBatch(position, last_offset, dice.choice((0, 2, 4)), dice.randrange(1, 4)))
+        position = last_offset + 1 + dice.randrange(2)
+    return tuple(batches)
+
+
+def _known(batches: tuple[apis.KeptBatch, ...]) -> dict[int, tuple[bool, int, int]]:
+    return {offset: (each.delivery_state > 0, each.delivery_count, each.delivery_state) for each in batches for offset in range(each[0], each[1] + 1)}
+
+
+def test_a_join_says_of_each_offset_the_most_that_one_of_both_knows() -> None:
+    dice = random.Random(25)
+    for _ in range(500):
+        first, second, start = _random_batches(dice), _random_batches(dice), dice.randrange(6)
+        new_start, joined = share_states.joined(start, first, second)
+        each = _known(first), _known(second)
+        expected = {offset: max(found[offset] for found in each if offset in found) for offset in {*each[0], *each[1]} if offset >= start}
+        while expected.get(start, (False,))[0]:
+            del expected[start]
+            start += 1
+        assert (new_start, _known(joined)) == (start, expected)
+        assert share_states.joined(start, second, first) == share_states.joined(start, joined, first) == (new_start, joined)
 
 
 def test_what_two_states_know_is_joined() -> None:

@@ -70,6 +70,9 @@ class LedLogs(Protocol):
     def first_offset(self, group_id: str, bounds: LogBounds) -> int:
         """Where delivery begins in a partition that a group reads for the first time."""
 
+    def is_named(self, topic_id: TopicId, partition: int) -> bool:
+        """Whether the image names this box as the leader, also while its log-writer is away."""
+
     def limits(self, group_id: str) -> ShareLimits: ...
 
 
@@ -311,7 +314,8 @@ class ShareLeaders:
         for hosted in list(self):
             hosted.share.limits = self._logs.limits(hosted.key.group_id)
             bounds = self._logs.bounds(*hosted.key[1:])
-            if bounds.leader_epoch != hosted.leader_epoch:
+            is_away = bounds.error_code and self._logs.is_named(*hosted.key[1:])  # its log-writer restarts; what members have in hand stays theirs
+            if bounds.leader_epoch != hosted.leader_epoch and not is_away:
                 self.forget(hosted)
 
 

@@ -81,13 +81,8 @@ class _State:
 
 def state_partition_of(key: ShareKey, count: int) -> int:
     """Return the partition of `__share_group_state`, by Kafka's hash of "group:topic id:partition"."""
-    return partition_of(coordinator_key(key), count)
-
-
-def coordinator_key(key: ShareKey) -> str:
-    """Return the key of FindCoordinator."""
     topic_id = base64.urlsafe_b64encode(key.topic_id).decode().rstrip("=")
-    return f"{key.group_id}:{topic_id}:{key.partition}"
+    return partition_of(f"{key.group_id}:{topic_id}:{key.partition}", count)
 
 
 def _rank(batch: KeptBatch) -> tuple[bool, int, int]:
@@ -134,10 +129,6 @@ class ShareStates:
         self._active: set[int] = set()
         self.partition_count = 0
         self.skipped_records = 0
-
-    @property
-    def is_loading(self) -> bool:
-        return bool(self._loading)
 
     def refusal(self, key: ShareKey) -> ErrorCode:
         """Return why nothing can be said about this share partition here, or NONE."""

@@ -13,11 +13,12 @@ import pytest
 from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode
 from appliance.base.logging import Logger
+from appliance.base.model import TopicId
 from appliance.base.networks import packed_address, read_networks
 from appliance.client.address import Address
 from appliance.client.peer_stream import HostLookup, SocketAddress
 from appliance.cluster.metadata_image import BrokerImage
-from appliance.protocol import offset_apis, transaction_apis
+from appliance.protocol import offset_apis, share_state_apis, transaction_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.schema import Message
@@ -410,3 +411,55 @@ def test_epoch_end_offsets_are_returned_to_consumers_and_to_replicas_of_the_clus
 
 def test_an_address_is_packed_without_its_scope() -> None:
     assert packed_address("fe80::1%eth0") == packed_address("fe80::1") and packed_address("::ffff:1.2.3.4") == bytes((1, 2, 3, 4))
+
+
+STATE_TOPIC = TopicId(b"t" * 16)
+
+
+@pytest.mark.parametrize(
+    ("question", "reply", "body"),
+    [
+        pytest.param(question, reply, request("workers", (topic(STATE_TOPIC, (part(3),)),)), id=question.name)
+        for question, reply, request, topic, part in (
+            (
+                share_state_apis.INITIALIZE_SHARE_GROUP_STATE_REQUEST,
+                share_state_apis.INITIALIZE_SHARE_GROUP_STATE_RESPONSE,
+                share_state_apis.InitializeShareGroupStateRequest,
+                share_state_apis.TopicInitializedStates,
+                share_state_apis.InitializedState,
+            ),
+            (
+                share_state_apis.READ_SHARE_GROUP_STATE_REQUEST,
+                share_state_apis.READ_SHARE_GROUP_STATE_RESPONSE,
+                share_state_apis.ReadShareGroupStateRequest,
+                share_state_apis.TopicReadStates,
+                share_state_apis.ReadState,
+            ),
+            (
+                share_state_apis.WRITE_SHARE_GROUP_STATE_REQUEST,
+                share_state_apis.WRITE_SHARE_GROUP_STATE_RESPONSE,
+                share_state_apis.WriteShareGroupStateRequest,
+                share_state_apis.TopicWrittenStates,
+                share_state_apis.WrittenState,
+            ),
+            (
+                share_state_apis.DELETE_SHARE_GROUP_STATE_REQUEST,
+                share_state_apis.DELETE_SHARE_GROUP_STATE_RESPONSE,
+                share_state_apis.DeleteShareGroupStateRequest,
+                share_state_apis.TopicDeletedStates,
+                share_state_apis.DeletedState,
+            ),
+            (
+                share_state_apis.READ_SHARE_GROUP_STATE_SUMMARY_REQUEST,
+                share_state_apis.READ_SHARE_GROUP_STATE_SUMMARY_RESPONSE,
+                share_state_apis.ReadShareGroupStateRequest,
+                share_state_apis.TopicReadStates,
+                share_state_apis.ReadState,
+            ),
+        )
+    ],
+)
+def test_only_boxes_ask_for_the_state_of_share_groups(side: Side, question: Message[Any], reply: Message[Any], body: Any) -> None:
+    answer = ask(side, question, 0, body, STRANGER, reading(reply, 0))
+    assert [(topic.topic_id, [(part.partition, part.error_code) for part in topic.partitions]) for topic in answer.results] == [(STATE_TOPIC, [(3, REFUSED)])]
+    assert ask(side, question, 0, body, "10.0.0.1", reading(reply, 0)) is None

@@ -64,6 +64,7 @@ class World:
         self.now_ms = 1_000_000
         self.high_watermark = 6
         self.leader_epoch = 0
+        self.problem = ErrorCode.NONE
         self.generation = 1
         self.can_read = True
         self.has_lease = True
@@ -120,12 +121,17 @@ class World:
         return bounds.log_start_offset
 
     def bounds(self, topic_id: TopicId, partition: int) -> LogBounds:
+        if self.problem is not ErrorCode.NONE:
+            return LogBounds(self.problem)
         if topic_id != TOPIC or partition > 1:
             return LogBounds(ErrorCode.UNKNOWN_TOPIC_ID if topic_id != TOPIC else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return LogBounds(ErrorCode.NONE, 0, self.high_watermark, self.leader_epoch, self.last_stable_offset or 0)
 
     def is_certain(self, topic_id: TopicId) -> bool:
         return self.has_lease
+
+    def is_named(self, topic_id: TopicId, partition: int) -> bool:
+        return self.problem is not ErrorCode.NONE
 
     def timing(self, group_id: str) -> tuple[int, int]:
         return 45_000, 5_000
@@ -397,6 +403,10 @@ def test_a_leader_in_another_epoch_delivers_what_was_not_acknowledged() -> None:
     assert acquired(world.fetch(0)) == [(0, 5, 1)]
     world.acknowledge(1, (0, 1, (ACCEPT,)))
     world.settle()
+    world.problem = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    world.leaders.refresh()
+    assert world.leaders.find("workers", (TOPIC, 0)) is not None, "its log-writer restarts"
+    world.problem = ErrorCode.NONE
     world.leader_epoch += 1
     world.leaders.refresh()
     refused = world.acknowledge(2, (2, 3, (ACCEPT,)))
