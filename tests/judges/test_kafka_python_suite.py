@@ -14,7 +14,7 @@ from tests.judges.expectations import problems, read_expectations
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 EXPECTATIONS = read_expectations("kafka-python")
-SECONDS = 110
+SECONDS = 240
 WAITS = ("test_ssl_integration",)
 """Its tests wait ten seconds for a TLS that is not there: for long runs."""
 

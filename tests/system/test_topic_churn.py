@@ -98,7 +98,7 @@ def test_topics_that_come_and_go_under_one_name_restart_no_log_writer(box: Runni
         churn.thread.start()
     for churn in churns:
         churn.thread.join()
-    assert {name: box.pid(name) for name in LIVES} == lives
+    assert {name: box.pid(name) for name in LIVES} == lives, box.messages[-4000:]
     assert [churn.failure for churn in churns] == [None] * len(churns)
     for disk in ("d0", "d1"):
         values = box.counters(f"log-writer@{disk}").values

@@ -107,5 +107,5 @@ def test_a_member_that_is_left_behind_is_restarted_by_its_watcher_which_allows_i
                         seen.append(pid)
                 return len(seen) >= 3
 
-            eventually(next_machine, "two restarts", 60)
+            eventually(next_machine, "two restarts", 150)
             assert (tmp_path / "messages").read_text().count(LEFT_BEHIND) == 2
