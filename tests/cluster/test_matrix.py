@@ -102,7 +102,7 @@ def test_clients_go_on_while_the_ensemble_has_lost_its_majority(cluster: Cluster
     """Leaders stay up: acks=all, acks=1, consumers, commits of groups and transactions may wait a moment, not for ZooKeeper."""
     topic = "without-zookeeper"
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    eventually(lambda: admin.create_topics([NewTopic(topic, 3, 3)])[topic].result(10) is None, "the topic is created")
+    eventually(lambda: admin.create_topics([NewTopic(topic, 3, 3)])[topic].result(30) is None, "the topic is created")
     repeated = [Repeated(work) for work in client_work(cluster.bootstrap, topic)]
     for each in repeated:
         each.start()

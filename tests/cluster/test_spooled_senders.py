@@ -80,7 +80,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running_cluster(directory, disks=1, settings=SETTINGS, senders={"listener": LISTENERS}) as made:
         with made.clients():
             admin = AdminClient({"bootstrap.servers": made.bootstrap})
-            admin.create_topics([NewTopic("far", 2, replica_assignment=[[2], [2]])])["far"].result(20)
+            admin.create_topics([NewTopic("far", 2, replica_assignment=[[2], [2]])])["far"].result(60)
         yield made
         assert not made.stop()
 

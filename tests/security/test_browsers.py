@@ -234,7 +234,7 @@ def test_the_console_shows_other_networks_no_path_no_process_id_and_no_release(s
 def test_a_sender_writes_to_the_topics_of_its_listener_alone(site: Site) -> None:
     """`POST /ingest/TOPIC` went around the routes, into every topic that exists."""
     admin = AdminClient({"bootstrap.servers": site.box.bootstrap})
-    admin.create_topics([NewTopic("orders", 1)])["orders"].result(20)
+    admin.create_topics([NewTopic("orders", 1)])["orders"].result(60)
     statuses = []
     for topic in ("orders", "millrace-host", "__consumer_offsets", "nothing", "syslog"):
         with closing(HTTPConnection(*site.box.ingest, timeout=10)) as connection:

@@ -48,7 +48,7 @@ def test_a_flood_takes_only_what_is_not_protected_and_is_refused_then(small_disk
     evidence = NewTopic("evidence", 1, config={"millrace.retention.protected.ms": "3600000"})
     admin = AdminClient({"bootstrap.servers": box.bootstrap})
     for created in admin.create_topics([evidence, NewTopic("flood", 1)]).values():
-        created.result(20)
+        created.result(60)
     for _ in range(20):
         assert client.produce("evidence", 0, _batch()).error_code == 0
     (small_disk / "ballast").write_bytes(bytes(14 << 20))

@@ -60,7 +60,7 @@ def create_topic(box: RunningBox, name: str) -> None:
 
     def is_created() -> bool:
         try:
-            admin.create_topics([NewTopic(name, 2)])[name].result(20)
+            admin.create_topics([NewTopic(name, 2)])[name].result(60)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.REQUEST_TIMED_OUT:
                 raise

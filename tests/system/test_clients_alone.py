@@ -140,7 +140,7 @@ def test_a_reader_with_a_fetch_session_receives_only_changes(opened: Callable[[s
             parked = shared_box.counters("acceptor@0").values["fetch.parked"]
             eventually(lambda parked=parked: shared_box.counters("acceptor@0").values["fetch.parked"] > parked, "it waits")  # type: ignore[misc]
             writer.produce(topic, [Sent(b"%d" % number)])
-        assert [record.value for record in read.result(20)] == [b"%d" % number for number in range(5)]
+        assert [record.value for record in read.result(60)] == [b"%d" % number for number in range(5)]
     values = shared_box.counters("acceptor@0").values
     assert values["fetch.incremental"] - before >= 4, "all but the first, which is a full one"
     assert values["fetch.session_errors"] == 0

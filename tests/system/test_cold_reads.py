@@ -129,7 +129,7 @@ def test_a_consumer_at_the_log_end_causes_no_disk_read_nor_does_any_after_a_rest
 
 def test_a_batch_that_is_larger_than_an_answer_comes_whole_though_it_is_cold(cold_box: RunningBox) -> None:
     admin = AdminClient({"bootstrap.servers": cold_box.bootstrap})
-    admin.create_topics([NewTopic("giant", 1, 1, config={"max.message.bytes": str(8 * MIB)})])["giant"].result(10)
+    admin.create_topics([NewTopic("giant", 1, 1, config={"max.message.bytes": str(8 * MIB)})])["giant"].result(30)
     producer = Producer({"bootstrap.servers": cold_box.bootstrap, "message.max.bytes": 8 * MIB})
     giant = os.urandom(5 * MIB)
     producer.produce("giant", giant, partition=0)

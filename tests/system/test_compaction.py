@@ -39,7 +39,7 @@ def box(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[..., Ru
 
 def create(box: RunningBox, topic: str, **config: str) -> None:
     admin = AdminClient({"bootstrap.servers": box.bootstrap})
-    admin.create_topics([NewTopic(topic, 1, 1, config={**CONFIG, **config})])[topic].result(20)
+    admin.create_topics([NewTopic(topic, 1, 1, config={**CONFIG, **config})])[topic].result(60)
 
 
 class Updates:

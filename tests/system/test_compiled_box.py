@@ -31,7 +31,7 @@ def compiled_box(tmp_path_factory: pytest.TempPathFactory, start_shared: Callabl
 
 def _make_topic(box: RunningBox, name: str) -> None:
     admin = AdminClient({"bootstrap.servers": box.bootstrap})
-    admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(20)
+    admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(60)
 
 
 def _read_committed(box: RunningBox, topic: str, count: int) -> list[bytes | None]:

@@ -202,7 +202,7 @@ def searched(shared_box: RunningBox) -> str:
     producer.produce(SEARCHED, b"\xff\xfe", timestamp=now_ms - 1_000)
     for value in ODD:
         producer.produce(SEARCHED, value, timestamp=now_ms - 1_000)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     return SEARCHED
 
 

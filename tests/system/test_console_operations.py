@@ -85,12 +85,12 @@ def page(driver: webdriver.Chrome, keeper: RunningBox) -> ConsolePage:
 def test_open_and_hanging_transactions_are_shown_marked_and_aborted(page: ConsolePage, keeper: RunningBox) -> None:
     topic, name = "in-transactions", f"loader {HOSTILE}"
     admin = AdminClient({"bootstrap.servers": keeper.bootstrap})
-    admin.create_topics([NewTopic(topic, 2)])[topic].result(20)
+    admin.create_topics([NewTopic(topic, 2)])[topic].result(60)
     producer = Producer({"bootstrap.servers": keeper.bootstrap, "transactional.id": name})
     producer.init_transactions(30)
     producer.begin_transaction()
     producer.produce(topic, b"open", partition=1)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     with closing(RawCoordination(keeper.kafka)) as client:
         batch = transactional_batch(987_654, 0, 0, b"hangs", timestamp_ms=SystemClock.wall_ms() - 60_000)
         eventually(lambda: client.produce_batch(topic, 0, batch, "of no coordinator")[0] == 0, "the partition is led")
@@ -210,7 +210,7 @@ def test_settings_have_their_sources_and_no_secret(page: ConsolePage, keeper: Ru
     admin = AdminClient({"bootstrap.servers": keeper.bootstrap})
     resource = ConfigResource(ConfigResource.Type.BROKER, str(keeper.box.broker_id))
     resource.add_incremental_config(ConfigEntry("log.retention.ms", "7200000", incremental_operation=AlterConfigOpType.SET))
-    admin.incremental_alter_configs([resource])[resource].result(20)
+    admin.incremental_alter_configs([resource])[resource].result(60)
     page.open("/settings")
     page.wait("#settings", "not shownfile")
     page.driver.find_element("id", "only").send_keys("retention.ms")

@@ -42,14 +42,14 @@ def page(driver: webdriver.Chrome, shared_box: RunningBox) -> ConsolePage:
 
 def config_of(admin: AdminClient, topic: str, name: str) -> tuple[str, int]:
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-    found = admin.describe_configs([resource])[resource].result(20)[name]
+    found = admin.describe_configs([resource])[resource].result(60)[name]
     return found.value, found.source
 
 
 def test_disks_are_shown_with_what_lies_on_them_and_one_is_drained_and_taken_back(page: ConsolePage, shared_box: RunningBox, admin: AdminClient) -> None:
     """The first test: few partitions move."""
     topic = "on-disks"
-    admin.create_topics([NewTopic(topic, 4)])[topic].result(20)
+    admin.create_topics([NewTopic(topic, 4)])[topic].result(60)
     page.open("/disks")
     page.wait("#disks-note", "2 online")
     page.wait("#boxes", f"1controller{shared_box.bootstrap}")
@@ -99,7 +99,7 @@ def test_a_topic_is_created_altered_trimmed_and_deleted(page: ConsolePage, share
     producer = Producer({"bootstrap.servers": shared_box.bootstrap})
     for number in range(20):
         producer.produce(MADE, b"%d" % number, partition=0)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     page.wait("#partitions", "01102020")  # leader, in sync, start, end, records
     page.press("Delete records")
     page.type(Before="15", Partition="0")
@@ -129,7 +129,7 @@ def test_a_topic_is_created_altered_trimmed_and_deleted(page: ConsolePage, share
 
 def test_the_list_has_a_filter_and_hides_internal_topics(page: ConsolePage, shared_box: RunningBox, admin: AdminClient) -> None:
     for made in admin.create_topics([NewTopic("listed-one", 2), NewTopic("other", 1)]).values():
-        made.result(20)
+        made.result(60)
     consumer = Consumer({"bootstrap.servers": shared_box.bootstrap, "group.id": "makes the topic of offsets"})
     consumer.committed([TopicPartition("other", 0)], 20)
     consumer.close()
@@ -152,12 +152,12 @@ def test_the_list_has_a_filter_and_hides_internal_topics(page: ConsolePage, shar
 
 def test_messages_are_paged_shown_as_they_are_and_written(page: ConsolePage, shared_box: RunningBox, admin: AdminClient) -> None:
     topic = "shown-messages"
-    admin.create_topics([NewTopic(topic, 2)])[topic].result(20)
+    admin.create_topics([NewTopic(topic, 2)])[topic].result(60)
     producer = Producer({"bootstrap.servers": shared_box.bootstrap})
     for number in range(120):
         value = json.dumps({"text": HOSTILE, "number": number}).encode() if number % 2 else b"\x00\xff%d" % number
         producer.produce(topic, value, key=HOSTILE, headers=[(HOSTILE, HOSTILE.encode())], partition=1, timestamp=1_700_000_000_000 + number * 1000)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     page.open(f"/messages?topic={topic}&partition=1")
     page.wait("#state", "Offsets 70 to 119 of 0 to 119")
     page.press("← Older")
@@ -198,11 +198,11 @@ def test_messages_are_paged_shown_as_they_are_and_written(page: ConsolePage, sha
 
 def test_a_group_is_shown_and_reset_when_its_members_have_gone(page: ConsolePage, shared_box: RunningBox, admin: AdminClient) -> None:
     topic, group = "read-by-group", f"readers {HOSTILE}"
-    admin.create_topics([NewTopic(topic, 2)])[topic].result(20)
+    admin.create_topics([NewTopic(topic, 2)])[topic].result(60)
     producer = Producer({"bootstrap.servers": shared_box.bootstrap})
     for number in range(100):
         producer.produce(topic, b"%d" % number, partition=number % 2)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     settings = {
         "bootstrap.servers": shared_box.bootstrap,
         "group.id": group,
@@ -238,7 +238,7 @@ def test_a_group_is_shown_and_reset_when_its_members_have_gone(page: ConsolePage
     page.type(Type=group)
     page.press("Delete the group", "dialog")
     page.wait("#count", "group")
-    eventually(lambda: group not in {each.group_id for each in admin.list_consumer_groups().result(20).valid}, "the group is gone")
+    eventually(lambda: group not in {each.group_id for each in admin.list_consumer_groups().result(60).valid}, "the group is gone")
     page.open("/groups?group=no-such-group")
     page.wait("#trouble", "there is no such group")
     assert [each for each in complaints(page.driver) if not {"404", "409"} & set(each["message"].split())] == [] and page.is_quiet()

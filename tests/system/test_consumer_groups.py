@@ -123,7 +123,7 @@ class Topic:
         self._sent = 0
         self._producer = self._new_producer()
         self.admin = AdminClient({"bootstrap.servers": box.bootstrap})
-        self.admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(20)
+        self.admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(60)
 
     def _new_producer(self) -> Producer:
         return Producer({"bootstrap.servers": self.box.bootstrap, "acks": "all", "enable.idempotence": True})
@@ -132,10 +132,10 @@ class Topic:
         for number in range(self._sent, self._sent + count):
             self._producer.produce(self.name, str(number).encode(), partition=number % self.partitions)
         self._sent += count
-        assert self._producer.flush(20) == 0
+        assert self._producer.flush(60) == 0
 
     def grow(self, partitions: int) -> None:
-        self.admin.create_partitions([NewPartitions(self.name, partitions)])[self.name].result(20)
+        self.admin.create_partitions([NewPartitions(self.name, partitions)])[self.name].result(60)
         self.partitions = partitions
         self._producer = self._new_producer()  # which knows of them
 
@@ -218,7 +218,7 @@ def test_members_of_two_clients_share_a_topic_and_go_on_when_the_coordinator_die
     first.stop()
     third.stop()
     assert described(box, "shared").group_state == "Empty"
-    listed = topic.admin.list_consumer_groups().result(10).valid
+    listed = topic.admin.list_consumer_groups().result(30).valid
     assert {group.group_id: group.type for group in listed}["shared"] is ConsumerGroupType.CONSUMER
 
 

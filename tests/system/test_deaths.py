@@ -41,7 +41,7 @@ UNFELT = ("controller", "coordinator", "zookeeper", "console", "ingest", "replic
 
 def _create_topic(box: RunningBox, name: str, partitions: int = PARTITIONS) -> None:
     admin = AdminClient({"bootstrap.servers": box.bootstrap})
-    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(20)
+    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(60)
 
 
 def _ledger(box: RunningBox) -> Ledger:

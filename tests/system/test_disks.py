@@ -102,7 +102,7 @@ def test_the_space_of_a_deleted_topic_is_not_kept_by_an_open_segment(shared_box:
     pid = shared_box.pid("acceptor@0")
     assert _open_segments(pid, "short-lived") == 1
     admin = AdminClient({"bootstrap.servers": shared_box.bootstrap})
-    admin.delete_topics(["short-lived"])["short-lived"].result(20)
+    admin.delete_topics(["short-lived"])["short-lived"].result(60)
     eventually(lambda: _open_segments(pid, "short-lived") == 0, "the acceptor lets go of it")
     client.close()
 

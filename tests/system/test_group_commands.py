@@ -52,7 +52,7 @@ def keeper(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[...,
         client.create_topic(TOPIC, 1)
     for number in range(10):
         producer.produce(TOPIC, b"%d" % number)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     yield box
     box.stop()
     assert box.leftovers() == []

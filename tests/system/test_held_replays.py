@@ -47,7 +47,7 @@ def box(tmp_path: Path) -> Iterator[RunningBox]:
 
 def test_memory_ends_while_senders_come_again_and_again_and_everything_is_there_once(box: RunningBox, tmp_path: Path) -> None:
     admin = AdminClient({"bootstrap.servers": box.bootstrap})
-    admin.create_topics([NewTopic("far", 2, 1)])["far"].result(20)
+    admin.create_topics([NewTopic("far", 2, 1)])["far"].result(60)
     books = Reconciliation(box, "far")
     for number in range(SENDERS):
         lines = (json.dumps({"host": f"host-{number}", "message": f"{number} {record}", "text": TEXT}) for record in range(RECORDS))

@@ -56,7 +56,7 @@ def test_each_client_receives_the_endpoints_of_its_listener(box: RunningBox) -> 
     brokers = {}
     for name, number in port.items():
         admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{number}"})
-        (broker,) = admin.list_topics(timeout=10).brokers.values()
+        (broker,) = admin.list_topics(timeout=30).brokers.values()
         brokers[name] = broker.host, broker.port
     assert brokers == {"PLAINTEXT": ("127.0.0.1", port["PLAINTEXT"]), "CLIENTS": ("localhost", port["CLIENTS"])}
 
@@ -65,7 +65,7 @@ def test_a_client_of_the_second_listener_produces_and_consumes_in_a_group(box: R
     bootstrap = {"bootstrap.servers": f"127.0.0.1:{ports(box)['CLIENTS']}"}
     producer = Producer(bootstrap)
     producer.produce("syslog", b"by the second listener")
-    assert producer.flush(10) == 0
+    assert producer.flush(30) == 0
     consumer = Consumer({**bootstrap, "group.id": "readers", "auto.offset.reset": "earliest"})
     consumer.subscribe(["syslog"])
     message = consumer.poll(20)

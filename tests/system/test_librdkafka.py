@@ -26,7 +26,7 @@ def _producer(box: RunningBox, **options: Any) -> Producer:
 
 def _create(box: RunningBox, name: str, partitions: int = 1, **config: str) -> None:
     admin = AdminClient({"bootstrap.servers": box.bootstrap})
-    admin.create_topics([NewTopic(name, partitions, 1, config={key.replace("_", "."): value for key, value in config.items()})])[name].result(20)
+    admin.create_topics([NewTopic(name, partitions, 1, config={key.replace("_", "."): value for key, value in config.items()})])[name].result(60)
 
 
 def _read(box: RunningBox, topic: str, count: int, partition: int = 0, offset: int = OFFSET_BEGINNING) -> list[Message]:
@@ -55,7 +55,7 @@ def test_batches_are_stored_in_the_codec_in_which_they_were_sent(shared_box: Run
     values = [f"{codec} line {number} {'x' * 200}".encode() for number in range(2000)]
     for value in values:
         producer.produce(topic, value)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert [message.value() for message in _read(shared_box, topic, len(values))] == values
     assert {header.codec for header in stored_batches(shared_box, topic, 0)} == {CODECS[codec]}
 
@@ -73,7 +73,7 @@ def test_keys_nulls_headers_and_empty_values_come_back_as_they_were_sent(shared_
     ]
     for key, value, headers in shapes:
         producer.produce("shapes", value, key, headers=headers)  # type: ignore[arg-type]
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert [(message.key(), message.value(), message.headers()) for message in _read(shared_box, "shapes", len(shapes))] == shapes
 
 
@@ -86,7 +86,7 @@ def test_records_of_one_mebibyte_go_through_and_larger_ones_are_refused_by_name(
     for _ in range(5):
         producer.produce("large", value)
     producer.produce("small", value + value, on_delivery=lambda error, _message: reports.append(error))
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert [message.value() for message in _read(shared_box, "large", 5)] == [value] * 5
     assert [error.name() for error in reports] == ["MSG_SIZE_TOO_LARGE"]
 
@@ -118,7 +118,7 @@ def test_every_kind_of_acks_stores_the_record(shared_box: RunningBox, acks: str)
     producer = Producer({"bootstrap.servers": shared_box.bootstrap, "acks": acks})
     for number in range(10):
         producer.produce(topic, str(number))
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert [message.value() for message in _read(shared_box, topic, 10)] == [str(number).encode() for number in range(10)]
 
 
@@ -145,7 +145,7 @@ def test_creating_and_deleting_topics_answers_as_kafka_does(shared_box: RunningB
     names = {}
     for name, future in admin.create_topics(list(wrong.values())).items():
         with pytest.raises(KafkaException) as raised:
-            future.result(20)
+            future.result(60)
         names[name] = raised.value.args[0].name()
     assert names == {
         "there": "TOPIC_ALREADY_EXISTS",
@@ -154,13 +154,13 @@ def test_creating_and_deleting_topics_answers_as_kafka_does(shared_box: RunningB
         "many": "INVALID_REPLICATION_FACTOR",
         "odd": "INVALID_CONFIG",
     }
-    admin.delete_topics(["there"])["there"].result(20)
-    eventually(lambda: "there" not in admin.list_topics(timeout=10).topics, "the topic is gone")
+    admin.delete_topics(["there"])["there"].result(60)
+    eventually(lambda: "there" not in admin.list_topics(timeout=30).topics, "the topic is gone")
     assert not any((disk / "there-0").exists() for disk in shared_box.disks)
     _create(shared_box, "there", 1)
     producer = _producer(shared_box)
     producer.produce("there", b"again")
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert [message.value() for message in _read(shared_box, "there", 1)] == [b"again"]
 
 

@@ -308,7 +308,7 @@ def test_no_client_writes_changes_or_deletes_the_audit(place: Place) -> None:
         {**options, "bootstrap.servers": place.box.bootstrap, "ssl.ca.location": str(place.authority.certificate), "client.id": "__admin_client"}
     )
     producer.produce(AUDIT_TOPIC, b"forged", partition=0, on_delivery=lambda error, _message: refused.append(error))
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert refused[0] is not None and refused[0].code() == KafkaError.TOPIC_EXCEPTION
 
 

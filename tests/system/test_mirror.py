@@ -116,7 +116,7 @@ def admin(box: RunningBox) -> AdminClient:
 def create(box: RunningBox, topic: str, partitions: int = 1, **config: str) -> None:
     settings = {name.replace("_", "."): value for name, value in config.items()}
     for future in admin(box).create_topics([NewTopic(topic, partitions, config=settings)]).values():
-        future.result(10)
+        future.result(30)
 
 
 def produce(box: RunningBox, topic: str, values: list[bytes], partition: int = 0, **options: object) -> None:
@@ -141,7 +141,7 @@ def produce_in_transactions(box: RunningBox, topic: str, values: list[bytes], pa
 
 def end_of(box: RunningBox, topic: str, partitions: int) -> int:
     asked = {Place(topic, partition): OffsetSpec.latest() for partition in range(partitions)}
-    return sum(future.result(10).offset for future in admin(box).list_offsets(asked).values())
+    return sum(future.result(30).offset for future in admin(box).list_offsets(asked).values())
 
 
 def test_every_record_is_there_once_though_mirror_and_boxes_are_killed_again_and_again(boxes: Boxes, mirror: Callable[..., RunningMirror]) -> None:
@@ -162,7 +162,7 @@ def test_every_record_is_there_once_though_mirror_and_boxes_are_killed_again_and
     eventually(lambda: running.has_copied("kills", end), "all is copied", 60)
     assert read_committed(str(boxes.b.kafka), "a.kills") == read_committed(str(boxes.a.kafka), "kills")
     (found,) = admin(boxes.b).describe_configs([ConfigResource(ResourceType.TOPIC, "a.kills")]).values()
-    assert found.result(10)["retention.ms"].value == "777000"
+    assert found.result(30)["retention.ms"].value == "777000"
 
     def shown() -> str:
         """On a busy machine the mirror may not have written its status for three seconds, which is a problem to be shown."""
@@ -254,9 +254,9 @@ def test_changes_of_the_source_are_said_and_concern_one_topic_only(boxes: Boxes,
     running.end(signal.SIGKILL)
     produce(boxes.a, "short", [b"lost %d" % number for number in range(10)])
     for future in admin(boxes.a).delete_records([Place("short", 0, 60)]).values():
-        future.result(10)
+        future.result(30)
     for future in admin(boxes.a).delete_topics(["anew"]).values():
-        future.result(10)
+        future.result(30)
     create(boxes.a, "anew", 2)
     for topic in ("steady", "anew", "short"):
         produce(boxes.a, topic, [b"second %d" % number for number in range(60)])
@@ -273,7 +273,7 @@ def test_changes_of_the_source_are_said_and_concern_one_topic_only(boxes: Boxes,
     assert "anew-0 of source a: the source topic was deleted and created anew; going on at offset 0" in messages
     assert "short-0 of source a: 10 offsets from 50 on are deleted in the source; going on at offset 60" in messages
     for future in admin(boxes.a).delete_topics(["short"]).values():
-        future.result(10)
+        future.result(30)
     eventually(lambda: running.partitions("short")[0]["state"] == "gone", "the status says that the topic is deleted")
     produce(boxes.a, "steady", [b"third"])
     eventually(lambda: running.has_copied("steady", 111), "the other topics go on")
@@ -300,7 +300,7 @@ def test_what_the_target_refuses_is_retried_until_it_takes_it_and_a_bad_address_
         ResourceType.TOPIC, "refused.large", incremental_configs=[ConfigEntry("max.message.bytes", "20000", incremental_operation=Operation.SET)]
     )
     for future in admin(boxes.b).incremental_alter_configs([raised]).values():
-        future.result(10)
+        future.result(30)
     eventually(lambda: running.has_copied("large", 1), "the refused record is copied")
     assert read_committed(str(boxes.b.kafka), "refused.large")[0] == [(b"key 0", b"x" * 5000)]
 
@@ -316,7 +316,7 @@ def test_two_mirrors_that_would_be_a_loop_copy_only_what_each_cluster_wrote_itse
     eventually(lambda: back.has_copied("of-b", 1), "b's own topic is copied")
     (left_out,) = back.source()["left_out"]
     assert left_out["topic"] == "loop" and "millrace-mirror.there.a" in left_out["reason"]
-    admin(boxes.a).create_partitions([NewPartitions("loop", 2)])["loop"].result(10)
+    admin(boxes.a).create_partitions([NewPartitions("loop", 2)])["loop"].result(30)
     produce(boxes.a, "loop", [b"of a, too"], 1)
     eventually(lambda: there.has_copied("loop", 2), "partitions that are added are copied")
     expected = {0: [(b"key 0", b"of a")], 1: [(b"key 0", b"of a, too")]}

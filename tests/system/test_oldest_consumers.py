@@ -83,8 +83,8 @@ class OldConsumer:
 @pytest.fixture
 def box(shared_box: RunningBox) -> RunningBox:
     admin = AdminClient({"bootstrap.servers": shared_box.bootstrap})
-    if "events" not in admin.list_topics(timeout=10).topics:
-        admin.create_topics([NewTopic("events", PARTITIONS)])["events"].result(20)
+    if "events" not in admin.list_topics(timeout=30).topics:
+        admin.create_topics([NewTopic("events", PARTITIONS)])["events"].result(60)
     return shared_box
 
 
@@ -108,7 +108,7 @@ def produce(box: RunningBox, first: int, count: int) -> set[str]:
     names = [f"record-{number}" for number in range(first, first + count)]
     for number, name in enumerate(names):
         producer.produce("events", name, partition=number % PARTITIONS)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     return set(names)
 
 

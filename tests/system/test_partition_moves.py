@@ -88,7 +88,7 @@ class Load:
         self.box = box
         admin = AdminClient({"bootstrap.servers": box.bootstrap})
         for created in admin.create_topics([NewTopic("bulk", len(box.disks), 1), NewTopic("busy", PARTITIONS, 1)]).values():
-            created.result(20)
+            created.result(60)
         filler = Producer({"bootstrap.servers": box.bootstrap, "linger.ms": 20, "acks": "all"})
         for number in range(BULK_BYTES // 16384):
             for partition in range(len(box.disks)):
@@ -172,7 +172,7 @@ def test_partitions_move_while_they_are_written_and_read(start: Callable[..., Ru
     assert drain.returncode == 1 and "millrace disk drain d0 --cancel" in errors
     assert "draining" in run(box, "disk", "list")
     creator = AdminClient({"bootstrap.servers": box.bootstrap})
-    creator.create_topics([NewTopic("new", 4, 1)])["new"].result(20)
+    creator.create_topics([NewTopic("new", 4, 1)])["new"].result(60)
     assert not on_disk(box, "d0") & {f"new-{partition}" for partition in range(4)}
     assert "is empty" in run(box, "disk", "drain", "d0")
     ended = time.monotonic()

@@ -66,7 +66,7 @@ def _create_topic(box: RunningBox, name: str) -> bool:
     """Whether it is acknowledged."""
     admin = AdminClient({"bootstrap.servers": box.bootstrap, "log_level": 1})
     try:
-        admin.create_topics([NewTopic(name, 1, 1)], request_timeout=10)[name].result(20)
+        admin.create_topics([NewTopic(name, 1, 1)], request_timeout=10)[name].result(60)
     except KafkaException as error:
         return bool(error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS)  # an answer that was late
     return True
@@ -113,7 +113,7 @@ def test_a_power_cut_during_a_clusters_first_seconds_leaves_a_cluster_that_start
     try:
         for box in again:
             admin = AdminClient({"bootstrap.servers": box.bootstrap, "log_level": 1})
-            eventually(lambda admin=admin: topics <= admin.list_topics(timeout=10).topics.keys(), "acknowledged topics are there")  # type: ignore[misc]
+            eventually(lambda admin=admin: topics <= admin.list_topics(timeout=30).topics.keys(), "acknowledged topics are there")  # type: ignore[misc]
     finally:
         codes = [box.stop() for box in again]
     assert codes == [0, 0, 0]

@@ -222,7 +222,7 @@ def test_a_producer_goes_on_when_leadership_leaves_a_box_and_comes_back(admin: A
     create(admin, "returned", [[1, 2]])
     producer = Producer({"bootstrap.servers": addresses(boxes), "enable.idempotence": True, "linger.ms": 1})
     producer.produce("returned", b"first", partition=0)
-    assert producer.flush(10) == 0
+    assert producer.flush(30) == 0
     for replicas in ([2, 1], [1, 2]):
         python_admin.alter_partition_reassignments({PythonPartition("returned", 0): replicas})
         eventually(lambda replicas=replicas: placed(admin, "returned")[0][1] == replicas, "the order of the replicas")  # type: ignore[misc]
@@ -230,7 +230,7 @@ def test_a_producer_goes_on_when_leadership_leaves_a_box_and_comes_back(admin: A
         eventually(lambda replicas=replicas: placed(admin, "returned")[0][0] == replicas[0], "every box knows the leader")  # type: ignore[misc]
         for number in range(50):
             producer.produce("returned", b"%d" % number, partition=0)
-        assert producer.flush(10) == 0
+        assert producer.flush(30) == 0
 
 
 def test_a_group_goes_on_when_its_coordinator_moves_between_boxes(admin: AdminClient, python_admin: KafkaAdminClient, boxes: list[RunningBox]) -> None:

@@ -120,7 +120,7 @@ def test_a_copy_is_its_leaders_log_byte_for_byte_although_fetchers_and_log_write
     admin = AdminClient({"bootstrap.servers": boxes[0].bootstrap})
 
     def each_has_one_follower() -> bool:
-        topics = admin.list_topics(timeout=10).topics.values()
+        topics = admin.list_topics(timeout=30).topics.values()
         copies = sum(len(partition.replicas) - 1 for topic in topics for partition in topic.partitions.values())
         return copies >= PARTITIONS and sum(box.counters("replica-fetcher").values["replica_fetcher.partitions"] for box in boxes) == copies
 
@@ -143,11 +143,11 @@ def test_a_box_that_was_away_gets_what_it_missed(boxes: list[RunningBox], copied
 def test_damage_on_either_box_is_repaired_from_the_other(boxes: list[RunningBox]) -> None:
     """One damaged batch, one broken length, and a row of zeroes; whichever box leads."""
     admin = AdminClient({"bootstrap.servers": str(boxes[0].kafka)})
-    admin.create_topics([NewTopic("scrubbed", 1, 2, config={"internal.segment.bytes": "65536"})])["scrubbed"].result(10)
+    admin.create_topics([NewTopic("scrubbed", 1, 2, config={"internal.segment.bytes": "65536"})])["scrubbed"].result(30)
     producer = Producer({"bootstrap.servers": str(boxes[0].kafka), "acks": "all", "linger.ms": 5, "batch.size": 4000})
     for number in range(1_500):
         producer.produce("scrubbed", b"%0200d" % number, partition=0)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     for box in boxes:
         closed = sorted((box.disks[0] / "scrubbed-0").glob("*.log"))[:-1]
         assert len(closed) >= 3
@@ -167,7 +167,7 @@ def test_damage_on_either_box_is_repaired_from_the_other(boxes: list[RunningBox]
 def test_a_log_that_lacks_segments_and_one_that_was_restored_from_a_copy_are_fetched_from_the_other_box(boxes: list[RunningBox]) -> None:
     """While a box is stopped: a first and a middle segment removed; then its whole directory put back from a copy."""
     admin = AdminClient({"bootstrap.servers": str(boxes[0].kafka)})
-    admin.create_topics([NewTopic("holed", 2, 2, config={"internal.segment.bytes": "65536"})])["holed"].result(10)
+    admin.create_topics([NewTopic("holed", 2, 2, config={"internal.segment.bytes": "65536"})])["holed"].result(30)
     _fill_holed(boxes, 1_500)
     zookeeper, disk, directory = str(boxes[1].box.zookeeper), boxes[1].disks[0], boxes[1].directory
     assert boxes[1].stop() == 0
@@ -196,7 +196,7 @@ def _fill_holed(boxes: list[RunningBox], records: int) -> None:
     producer = Producer({"bootstrap.servers": str(boxes[0].kafka), "acks": "all", "linger.ms": 5, "batch.size": 4000})
     for number in range(records):
         producer.produce("holed", b"%0200d" % number, partition=number % 2)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
 
 
 def _await_equal(boxes: list[RunningBox]) -> None:

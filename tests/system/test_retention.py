@@ -57,7 +57,7 @@ def _files(box: RunningBox, topic: str) -> list[str]:
 def _alter(admin: AdminClient, topic: str, **configs: str) -> None:
     entries = [ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET) for name, value in configs.items()]
     for future in admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)]).values():
-        future.result(10)
+        future.result(30)
 
 
 def test_records_go_by_a_topics_retention_as_soon_as_it_is_altered_and_by_delete_records(keeper: RunningBox) -> None:
@@ -70,13 +70,13 @@ def test_records_go_by_a_topics_retention_as_soon_as_it_is_altered_and_by_delete
 
     # DeleteRecords by librdkafka: from the middle of a segment on; before that, as Kafka does, the offset is out of range
     deleted = admin.delete_records([Position("old", 0, 10)])
-    assert [future.result(10).low_watermark for future in deleted.values()] == [10]
+    assert [future.result(30).low_watermark for future in deleted.values()] == [10]
     assert client.list_offset("old", 0, EARLIEST) == 10
     assert client.fetch("old", 0, 9).error_code == OFFSET_OUT_OF_RANGE and client.fetch("old", 0, 10).error_code == 0
     eventually(lambda: _files(keeper, "old")[0].startswith(f"{8:020d}"), "segments below the log start offset go, files and all")
     for offset in (21, 10**6):
         with pytest.raises(KafkaException) as refused:
-            next(iter(admin.delete_records([Position("old", 0, offset)]).values())).result(10)
+            next(iter(admin.delete_records([Position("old", 0, offset)]).values())).result(30)
         assert refused.value.args[0].code() == OFFSET_OUT_OF_RANGE
 
     # a size that is altered without a restart
@@ -127,7 +127,7 @@ def test_a_slow_reader_gets_the_rest_of_a_segment_that_was_deleted_under_it(star
         reader.sendall(struct.pack(">i", len(request)) + request)
         (size,) = struct.unpack(">i", reader.recv(4, socket.MSG_WAITALL))
         assert size > 20 << 20
-        next(iter(admin.delete_records([Position("slow", 0, 40)]).values())).result(10)
+        next(iter(admin.delete_records([Position("slow", 0, 40)]).values())).result(30)
         eventually(lambda: any(name.endswith(".log.deleted") for name in _files(box, "slow")), "the segment is deleted")
         assert client.fetch("slow", 0, 0).error_code == OFFSET_OUT_OF_RANGE
         received = 0

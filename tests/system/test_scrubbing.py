@@ -45,11 +45,11 @@ def test_flipped_bits_are_reported_by_position_and_an_index_is_rebuilt(start: Ca
         settings={"log.segment.bytes": 65536, "log.scrub.bytes.per.second": 8 << 20, "log.scrub.interval.ms": 200, "log.retention.check.interval.ms": 1000},
     )
     admin = AdminClient({"bootstrap.servers": box.bootstrap})
-    admin.create_topics([NewTopic("t", 1, 1)])["t"].result(10)
+    admin.create_topics([NewTopic("t", 1, 1)])["t"].result(30)
     producer = Producer({"bootstrap.servers": box.bootstrap, "linger.ms": 5, "batch.size": 4000})
     for number in range(RECORDS):
         producer.produce("t", b"%0200d" % number, partition=0)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     directory = box.disks[0] / "t-0"
     closed = sorted(directory.glob("*.log"))[:-1]
     assert len(closed) >= 4

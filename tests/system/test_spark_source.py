@@ -37,7 +37,7 @@ def write(box: RunningBox, topic: str, numbers: range, partitions: int = PARTITI
     producer = Producer({"bootstrap.servers": box.bootstrap, "compression.type": "lz4", "linger.ms": 5})
     for number in numbers:
         producer.produce(topic, value=b"%d" % number, key=b"k%d" % number, partition=number % partitions, timestamp=1_700_000_000_000 + number)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
 
 
 def reader(entry: Any, box: RunningBox, **options: str) -> Any:

@@ -111,11 +111,11 @@ def test_killed_in_the_middle_driver_and_jvm_by_turns_it_has_every_minute_once(b
     assert "Traceback" not in said
     # A topic of the same name is another one; that needs no Spark, nor does an absent topic.
     admin = AdminClient({"bootstrap.servers": box.bootstrap})
-    admin.delete_topics(["log"])["log"].result(20)
+    admin.delete_topics(["log"])["log"].result(60)
     missing = refused(box, tmp_path / "none", "log-of-nobody")
     assert "there is no topic 'log-of-nobody'" in missing
     assert not (tmp_path / "none").exists()
-    eventually(lambda: "log" not in admin.list_topics(timeout=10).topics, "topic log is gone")
+    eventually(lambda: "log" not in admin.list_topics(timeout=30).topics, "topic log is gone")
     make_topic(box, "log")
     assert "earlier topic log, which was deleted and made anew" in refused(box, out, "log", "--to-topic", "minutes")
 

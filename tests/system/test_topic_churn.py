@@ -69,7 +69,7 @@ class Churn:
         try:
             for number in range(ROUNDS):
                 if number:
-                    self.admin.delete_topics([self.topic])[self.topic].result(20)
+                    self.admin.delete_topics([self.topic])[self.topic].result(60)
                 self._create()
                 # what is deleted has had no, one, or several rounds of everything
                 self.last_batches = (3, 8, 20, 40)[number % 4]
@@ -82,7 +82,7 @@ class Churn:
     def _create(self) -> None:
         def is_made() -> bool:
             try:
-                self.admin.create_topics([NewTopic(self.topic, PARTITIONS, 1, config=self.config)])[self.topic].result(20)
+                self.admin.create_topics([NewTopic(self.topic, PARTITIONS, 1, config=self.config)])[self.topic].result(60)
             except KafkaException:
                 return False  # the former one is still being deleted
             return True

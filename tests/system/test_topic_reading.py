@@ -78,7 +78,7 @@ def produce(box: RunningBox, topic: str, values: Iterator[bytes] | list[bytes], 
         producer.produce(topic, value=value, partition=0)
     if options == ONE_BATCH_OF_TEN:
         eventually(lambda: producer.poll(0.1) is not None and len(producer) == 0, "the full batch is acknowledged")
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
 
 
 @pytest.mark.parametrize("writer", WRITERS)
