@@ -21,9 +21,9 @@ from appliance.shm.counters import Counters
 
 PARK_MS_MAX = 100
 """Longest wait in milliseconds: a lost wake-up costs at most this."""
-QUIET_PARK_MS = 500
-"""That of a process without rings, whose events all come through the poller: half of the shortest
-`watchdog.timeout.ms`."""
+QUIET_PARK_MS = 250
+"""That of a process without rings, whose events all come through the poller: a quarter of the
+shortest `watchdog.timeout.ms`."""
 
 
 class Agent(Protocol):

@@ -7,6 +7,7 @@ descriptors for every partition, so a box with thousands of partitions needs a r
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import ClassVar
 
 from appliance.base.model import FILE_START, Offset, Position
 from appliance.storage import file_io
@@ -18,6 +19,8 @@ LARGE_APPEND_BYTES = 256 << 10
 AHEAD_BYTES = 4 << 20
 AHEAD_SEGMENT_BYTES_MIN = 8 * AHEAD_BYTES
 """Blocks are allocated ahead in segments of this size: at most an eighth of it is unused."""
+AHEAD_SEGMENTS_MAX = 64
+"""Segments of a process, and so of a disk, that have blocks ahead; those of the oldest are freed."""
 
 
 class SegmentTail:
@@ -90,6 +93,8 @@ class SegmentTail:
 class OpenSegment:
     """The descriptors of a segment that may be written. Raises OSError."""
 
+    ahead: ClassVar[dict[OpenSegment, None]] = {}
+    """Those with blocks ahead, the oldest first."""
     __slots__ = ("allocated_end", "base_offset", "directory", "index_fd", "log_fd", "time_index_fd")
 
     def __init__(self, directory: str, base_offset: Offset, flags: int) -> None:
@@ -149,10 +154,18 @@ class OpenSegment:
             file_io.allocate(self.log_fd, position, size_bytes + AHEAD_BYTES)
         except OSError:
             self.allocated_end = NEVER  # what is wrong with the disk, the append itself reports
+            return
+        self.ahead[self] = None
+        if len(self.ahead) > AHEAD_SEGMENTS_MAX:
+            oldest = next(iter(self.ahead))
+            with suppress(OSError):
+                oldest.release_ahead(file_io.size_of(oldest.log_fd))
 
     def release_ahead(self, size_bytes: int) -> None:
-        """Free the blocks behind the end of a segment that is sealed, also those that an earlier
-        incarnation allocated."""
+        """Free the blocks behind the end of a segment, also those that an earlier incarnation
+        allocated: it is sealed, or others have more use for them."""
+        self.ahead.pop(self, None)
+        self.allocated_end = 0
         if size_bytes >= AHEAD_SEGMENT_BYTES_MIN:
             with suppress(OSError):
                 file_io.ftruncate(self.log_fd, size_bytes)
@@ -169,5 +182,6 @@ class OpenSegment:
     def close(self) -> None:
         """Close each descriptor once: afterwards its number may belong to another file."""
         files = self.files
+        self.ahead.pop(self, None)
         self.log_fd = self.index_fd = self.time_index_fd = -1
         file_io.close_all(fd for fd in files if fd >= 0)

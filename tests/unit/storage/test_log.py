@@ -12,7 +12,7 @@ from appliance.base.errors import ErrorCode, StorageFailed
 from appliance.base.invariants import InvariantViolation
 from appliance.base.model import FIRST_OFFSET
 from appliance.records.batch import read_batch_header, stamp_batch
-from appliance.storage import file_io
+from appliance.storage import file_io, segment
 from appliance.storage.append_plan import RefusedBatch
 from appliance.storage.indexes import OFFSET_ENTRY, TIME_ENTRY
 from appliance.storage.log_config import LogConfig
@@ -315,3 +315,21 @@ def test_blocks_of_a_large_segment_are_allocated_ahead_and_freed_when_it_is_seal
     log.roll()
     assert unused_bytes() <= 4096 and log.active_base_offset == log.log_end_offset
     log.close()
+
+
+def test_only_so_many_segments_have_blocks_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment, "AHEAD_SEGMENTS_MAX", 1)
+    large, unused = batch(bytes(1 << 20)), []
+    logs = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        logs.append(log := open_log(tmp_path / name, LogConfig()))
+        while log.log_end_offset * len(large) < AHEAD_SEGMENT_BYTES_MIN + 2 * len(large):
+            log.append_as_leader([large], 0, 0)
+        unused.append((tmp_path / name / f"{0:020d}.log").stat())
+    first = (tmp_path / "first" / f"{0:020d}.log").stat()
+    assert first.st_size == unused[0].st_size and first.st_blocks * 512 - first.st_size <= 4096
+    logs[0].append_as_leader([large], 0, 0)
+    for log in logs:
+        log.close()
+    assert not segment.OpenSegment.ahead

@@ -158,7 +158,7 @@ def test_an_answer_ends_behind_a_batch_and_says_which_offset_follows(stand: Stan
 
 def test_a_log_reader_waits_longer_than_processes_with_rings(stand: Stand) -> None:
     """All that it serves comes through its poller."""
-    assert stand.agent.may_park() and stand.agent.park_ms() == 500
+    assert stand.agent.may_park() and stand.agent.park_ms() == 250
 
 
 def test_no_byte_behind_the_limit_is_returned(stand: Stand) -> None:
