@@ -232,6 +232,7 @@ class ControllerAgent:
         self.cluster.reloads += 1
         self.cluster.use_settings()
         self._server.on_reloaded()
+        self._administration.on_reloaded()
         if self._membership.has_arrived:
             name = f"reload:settings:{self.cluster.reloads}"
             self._own_runner.start(name, send_reloaded_settings(self.cluster, former), self._on_settings_sent)

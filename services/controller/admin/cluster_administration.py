@@ -60,11 +60,17 @@ class ClusterAdministration:
         self.elections = ElectionAdministration(context, leadership_return)
         self.draining = DiskDraining(context)
         elections = self.elections if leadership_return.is_enabled else None
-        self._copies = TopicCopies(cluster, _copies_wanted(box), self.reassignments, elections, context.clock.monotonic_ms, context.log)
+        self._box = box
+        self._copies_wanted = _copies_wanted(box)
+        self._copies = TopicCopies(cluster, self._copies_wanted, self.reassignments, elections, context.clock.monotonic_ms, context.log)
 
     def on_arrived(self) -> None:
         """The tree was loaded; whether this box is the controller is known again."""
         self._forget_former_terms()
+
+    def on_reloaded(self) -> None:
+        """The tables of senders may name other topics."""
+        self._copies_wanted.update(_copies_wanted(self._box))
 
     def reconsider(self) -> None:
         """Continue whatever is not done."""

@@ -84,6 +84,22 @@ def test_nothing_grows_while_boxes_come_or_beside_an_operators_reassignment(alon
     alone.until(lambda: sorted(_replicas(alone, "__consumer_offsets")[0]) == [1, 2, 3], "it grows")
 
 
+def test_topics_inherit_reloaded_settings_and_those_of_reloaded_tables_get_their_copies(alone: SteppedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone.create("routed", (1,))
+    _others_come(alone, 2, 3)
+    alone.pass_ms(SETTLED_MS * 2)
+    box, agent = alone.controller(), alone.controller().agent
+    assert agent is not None and _replicas(alone, "routed") == [(1,)]
+    topic = agent.cluster.topics["routed"]
+    generation = agent.cluster.config_generation_of(topic)
+    monkeypatch.setitem(box.box.settings, "log.retention.ms", 77)
+    monkeypatch.setitem(box.box.sender_tables, "default", {"topic": "routed"})
+    agent.on_reloaded()
+    assert agent.cluster.config_of(topic)["retention.ms"] == "77" and agent.cluster.config_generation_of(topic) == generation + 1
+    alone.until(lambda: not agent.cluster.configs_to_send, "log-writers have the new configs")
+    alone.until(lambda: sorted(_replicas(alone, "routed")[0]) == [1, 2, 3], "it grows")
+
+
 def test_a_setting_of_one_copy_leaves_it_at_that(tmp_path: Path) -> None:
     cluster = SteppedCluster(tmp_path, 2, {"ingest.topic.replication.factor": 1})
     try:
