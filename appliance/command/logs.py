@@ -39,6 +39,7 @@ from appliance.senders.conditions import SEVERITIES
 LOOK_SECONDS = 0.2
 COLUMNS_MIN = 60
 UNITS = "millrace*"
+NOT_READABLE = "this user may not read the journal of the box; run the command with sudo, or as a member of the group systemd-journal"
 JOURNAL_GROUPS = frozenset({"systemd-journal", "adm", "wheel"})
 
 
@@ -67,8 +68,9 @@ def logs(
         raise UsageProblem("--follow and --until exclude each other")
     is_terminal = sys.stdout.isatty()
     layout = _layout_of_run(data, config)
-    if layout is None and not may_read_journal(os.geteuid(), _group_names()):
-        raise MillraceError("this user may not read the journal of the box; run the command with sudo, or as a member of the group systemd-journal")
+    may_read = layout is not None or may_read_journal(os.geteuid(), _group_names())
+    if follow and not may_read:
+        raise MillraceError(NOT_READABLE)
     if layout is not None and not is_in_memory(layout.runtime_directory):
         raise MillraceError(f"this box keeps no events: {layout.runtime_directory} is on a disk; they are where its output goes (XDG_RUNTIME_DIR was not set)")
     entries = journal_entries(wanted, follow) if layout is None else file_entries(layout, follow)
@@ -85,6 +87,8 @@ def logs(
                     sys.stdout.flush()
     except KeyboardInterrupt:
         return
+    if not count and not may_read:
+        raise MillraceError(NOT_READABLE)
     if not count and not as_json:
         say(f"no such event since {moment_text(wanted.since_us // 1_000)}; --since 7d looks further back")
 

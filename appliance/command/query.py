@@ -7,6 +7,7 @@ behind the topic by `millrace.table.interval.ms`.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -54,7 +55,8 @@ def query(
     """
     if as_json and as_csv:
         raise UsageProblem("--json and --csv exclude each other")
-    topics = {str(table["topic"]): str(table["directory"]) for table in read_tables(data, config)}
+    tables = read_tables(data, config)
+    topics = {str(table["topic"]): str(table["directory"]) for table in tables}
     directories = topics | {f"{topic}/_bad": f"{directory}/_bad" for topic, directory in topics.items()}
     text = sys.stdin.read() if sql == "-" else sql
     with pipeline_extra(fetches=False):  # Spark would come with it
@@ -73,6 +75,10 @@ def query(
     except QueryFailed as failed:
         if str(failed).startswith("Out of Memory"):
             raise QueryFailed(f"{failed}\n\nIt has {memory} MiB: more with --memory MIB") from failed
+        for table in tables:
+            if f"could not open the table {table['directory']}:" in str(failed) and not os.path.isdir(f"{table['directory']}/_delta_log"):
+                why = "its directory is gone; mount it, or bring it back" if table.get("last_commit_ms") else "it has no commit yet"
+                raise QueryFailed(f"could not open the table {table['directory']}: {why} (millrace table list)") from failed
         if "Table with name" not in str(failed):
             raise
         known = ", ".join(sorted(topics)[:NAMED_MAX]) or "none"

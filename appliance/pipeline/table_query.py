@@ -8,7 +8,6 @@ Arrow reads ahead of it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -100,10 +99,7 @@ class TableQuery:
                 self._connection.register(name, DeltaTable(self._directories[topic]).to_pyarrow_dataset())
             except (DeltaError, OSError, pa.ArrowException) as error:
                 if is_sure:
-                    directory = self._directories[topic]
-                    has_commit = os.path.isdir(f"{directory}/_delta_log")
-                    why = error if has_commit else "it has no commit yet; `millrace table list` shows when there is one"
-                    raise QueryFailed(f"could not open the table {directory}: {why}") from error
+                    raise QueryFailed(f"could not open the table {self._directories[topic]}: {error}") from error
 
     def _topic(self, name: str) -> str | None:
         if name in self._directories:

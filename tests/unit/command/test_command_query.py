@@ -60,7 +60,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def ask(tables: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
     with scratch_layout() as layout:
-        shown = [{"topic": topic, "directory": str(tables / topic)} for topic in (*TOPICS, "gone")]
+        shown = [{"topic": topic, "directory": str(tables / topic)} for topic in (*TOPICS, "gone", "new")]
+        shown[-2]["last_commit_ms"] = "1"
         Path(layout.tables_file).write_text(json.dumps({"tables": shown}))
         monkeypatch.setattr(table_command, "find_running_box", lambda _data, _config: FoundBox(layout, json.loads(make_box().to_json())))
         app = typer.Typer()
@@ -107,8 +108,9 @@ def test_names_that_cannot_be_meant_are_said(ask: Ask) -> None:
     for sql, words in (
         ('select * from "LOGS2"', "differ by capitals only"),
         ('select * from "Logs2" a, "logs2" b', "differ by capitals only"),
-        ("select * from nothing", "Tables of this box: Logs2, a.b-c, gone, logs, logs2, select"),
-        ("select * from gone", "gone: it has no commit yet; `millrace table list`"),
+        ("select * from nothing", "Tables of this box: Logs2, a.b-c, gone, logs, logs2, new, select"),
+        ("select * from gone", "gone: its directory is gone; mount it, or bring it back (millrace table list)"),
+        ("select * from new", "new: it has no commit yet (millrace table list)"),
         ("select * from logs; select 1", "write one query"),
         ("insert into logs values (1)", "write one query"),
         ("delete from logs", "write one query"),
