@@ -32,6 +32,8 @@ SEARCH_SETTINGS = frozenset({"search.duration.max.ms", "search.memory.bytes", "s
 """The process of each search reads them."""
 NOT_OF_INGEST = frozenset({"ingest.arena.bytes", "ingest.sender.silent.ms", "ingest.syslog.topic", "ingest.topic.replication.factor"})
 """Settings of ingestion that other processes read, too."""
+ALSO_OF_INGEST = frozenset({"max.connections", "message.max.bytes"})
+"""Settings that ingests read at their start and the other processes at once."""
 READ_AT_START = {
     "console": frozenset(
         {"host.figures.interval.ms", "http.details.allowed.networks", "http.proxy.networks", "http.proxy.user.header", "search.processes.max"}
@@ -76,8 +78,10 @@ def at_once_settings() -> frozenset[str]:
 
 def reader_of(name: str) -> str:
     """Return the kind of process that alone reads a setting, at its start; `AT_ONCE` or `THE_BOX`."""
-    if name in at_once_settings():
+    if name in at_once_settings() - ALSO_OF_INGEST:
         return AT_ONCE
+    if name in ALSO_OF_INGEST:
+        return INGEST
     if name.startswith("ingest.") and name not in NOT_OF_INGEST:
         return INGEST
     return next((process for process, names in READ_AT_START.items() if name in names), THE_BOX)

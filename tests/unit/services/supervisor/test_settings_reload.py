@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from appliance.base.setting_row import SettingValue
 from appliance.base.settings import Box, SenderSocket, default_settings
 from appliance.runtime.preflight import write_box
 from appliance.runtime.settings_watch import SettingsWatch
-from services.supervisor.settings_reload import SENDERS, at_once_settings, plan_reload
+from services.supervisor.settings_reload import ALSO_OF_INGEST, SENDERS, at_once_settings, plan_reload
+
+ROOT = Path(__file__).parents[4]
 
 
 def running_box(settings: dict[str, SettingValue] | None = None, **options: object) -> Box:
@@ -28,9 +31,20 @@ def test_a_file_that_did_not_change_changes_nothing() -> None:
 
 
 def test_each_setting_is_applied_or_named_with_what_needs_a_restart() -> None:
-    wanted = {"log.retention.ms": 7, "max.connections": 9, "ingest.batch.ms": 3, "ingest.arena.bytes": 1 << 27, "search.processes.max": 3}
+    wanted = {
+        "log.retention.ms": 7,
+        "max.connection.creation.rate": 9,
+        "ingest.batch.ms": 3,
+        "message.max.bytes": 1 << 19,
+        "ingest.arena.bytes": 1 << 27,
+        "search.processes.max": 3,
+    }
     plan = plan_reload(running_box({"ingest.arena.bytes": 1 << 26}), running_box(wanted))  # type: ignore[arg-type]
-    assert (sorted(plan.at_once), plan.by_ingest, plan.waiting) == (["log.retention.ms", "max.connections"], ["ingest.batch.ms"], ["ingest.arena.bytes"])
+    assert (sorted(plan.at_once), sorted(plan.by_ingest), plan.waiting) == (
+        ["log.retention.ms", "max.connection.creation.rate"],
+        ["ingest.batch.ms", "message.max.bytes"],
+        ["ingest.arena.bytes"],
+    )
     assert plan.by_process == {"console": ["search.processes.max"]} and plan.ingests == ["ingest@0"]
     assert plan.box.reloads == 1 and plan.box.integer("log.retention.ms") == 7 and plan.box.integer("ingest.arena.bytes") == 1 << 26
     assert plan.answer("/s.toml")["waiting:box"] == "ingest.arena.bytes"
@@ -38,6 +52,25 @@ def test_each_setting_is_applied_or_named_with_what_needs_a_restart() -> None:
 
 def test_defaults_of_topics_for_retention_in_each_unit_are_applied_at_once() -> None:
     assert {"log.retention.ms", "log.retention.minutes", "log.retention.hours", "log.retention.bytes", "log.severity"} <= at_once_settings()
+
+
+def test_no_process_but_the_ingests_keeps_what_is_applied_at_once_from_its_start() -> None:
+    """Each place that names one of these settings to read it: it reads it again, or the ingests are restarted."""
+    reads = re.compile(r"""(?:integer|text|flag|setting|integer_of)\((?:listener, )?"([a-z.]+)"\)""")
+    found = {
+        (str(path.relative_to(ROOT)), name)
+        for folder in ("services", "appliance")
+        for path in (ROOT / folder).rglob("*.py")
+        for name in reads.findall(path.read_text())
+        if name in at_once_settings()
+    }
+    known = {"services/search/agent.py", "appliance/command/doctor_machine.py"}
+    """A process of one search, and a command."""
+    assert {(path, name) for path, name in found if path not in known} == {
+        ("services/ingest/listeners/sender_connections.py", "max.connections"),
+        ("services/ingest/records/ingest_topics.py", "message.max.bytes"),
+    }
+    assert {name for path, name in found if path.startswith("services/ingest")} == ALSO_OF_INGEST
 
 
 def test_tables_of_senders_change_on_the_same_sockets_only() -> None:
