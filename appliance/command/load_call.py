@@ -12,7 +12,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -136,7 +136,7 @@ class LoadCall:
         started_ms = self._clock.monotonic_ms()
         view = self._look()
         commits: list[CommitDone] = []
-        with _spark_log() as log, LoadDisplay(view.survey.due(view.positions).size, self._clock) as display:
+        with spark_log() as log, LoadDisplay(view.survey.due(view.positions).size, self._clock) as display:
 
             def on_commit(done: CommitDone) -> None:
                 commits.append(done)
@@ -192,18 +192,31 @@ class LoadCall:
         }
 
 
+RUNNING_LOG = "millrace-load.{}."
+"""Name of the file while the load with this pid runs."""
+
+
 @contextmanager
-def _spark_log() -> Iterator[Path]:
-    """The file for Spark's output; kept, and named in the message, if the load fails."""
-    number, name = tempfile.mkstemp(prefix="millrace-load-", suffix=".log")
+def spark_log() -> Iterator[Path]:
+    """The file for Spark's output; kept, and named in the message, if the load fails. Files of loads that were killed are removed."""
+    _remove_logs_of_killed_loads(Path(tempfile.gettempdir()))
+    number, name = tempfile.mkstemp(prefix=RUNNING_LOG.format(os.getpid()), suffix=".log")
     os.close(number)
     log = Path(name)
     try:
         yield log
     except BaseException:
         if log.exists() and log.stat().st_size:
-            say(f"millrace: what Spark said is in {log}")
+            kept = log.rename(log.with_name(log.name.replace(RUNNING_LOG.format(os.getpid()), "millrace-load-")))
+            say(f"millrace: what Spark said is in {kept}")
         else:
             log.unlink(missing_ok=True)
         raise
     log.unlink(missing_ok=True)
+
+
+def _remove_logs_of_killed_loads(directory: Path) -> None:
+    for path in directory.glob(RUNNING_LOG.format("[0-9]*") + "*.log"):
+        with suppress(OSError):  # another user's, or another load removed it
+            if path.lstat().st_uid == os.geteuid() and not os.path.exists(f"/proc/{path.name.split('.')[1]}"):
+                path.unlink()
