@@ -482,9 +482,6 @@ SIDE_BY_SIDE=(--dist loadfile --no-loadscope-reorder --max-worker-restart 0)
 # shellcheck disable=SC2329  # called through `step`
 check_form() { ruff check . && ruff format --check .; }
 types() { step mypy mypy; }
-# Two processes, each with one JVM, whatever the machine has: a session costs seconds, and waits half of its time.
-spark_tests() { step "tests of Spark" tests -n 2 "${SIDE_BY_SIDE[@]}" --word spark -m spark; }
-compiled_tests() { [ ! -e "$VENV/compiled" ] || step "compiled modules" tests_on_compiled -m "not slow and not system"; }
 branch_coverage() { step "branch coverage" "$VENV/bin/python" -m tests.support.branch_coverage "$VENV/log/coverage"; }
 
 run_tests() {
@@ -549,15 +546,14 @@ run_tests() {
     step "fast and slow tests" tests "${several[@]}" "${coverage[@]}" -m "not system and not alone and not spark"
     join types
     join compiled_modules
-    # Boxes wait more than they compute, and Spark waits half of its time: the three share the processors.
-    beside spark_tests
-    beside compiled_tests
+    [ ! -e "$VENV/compiled" ] || step "compiled modules" tests_on_compiled "${several[@]}" -m "not slow and not system"
     beside branch_coverage # reads the whole product: nine seconds of a processor
+    # Boxes wait more than they compute.
     step "system tests" tests -n "$((workers < 2 ? 2 : 4))" "${SIDE_BY_SIDE[@]}" --word mark.system -m "system and not alone and not spark"
-    join compiled_tests
     join branch_coverage
-    join spark_tests
     [ -z "$deep" ] || [ ! -e "$VENV/compiled" ] || MILLRACE_PURE=0 step "system tests on compiled modules" tests -n 2 "${SIDE_BY_SIDE[@]}" --word mark.system -m "system and not alone and not spark"
+    # Two processes, each with one JVM, whatever the machine has: a session costs seconds, and waits half of its time.
+    step "tests of Spark" tests -n 2 "${SIDE_BY_SIDE[@]}" --word spark -m spark
     kill -STOP -- "-$fuzzers" 2>/dev/null || true
     step "tests alone" tests --word mark.alone -m alone
     kill -CONT -- "-$fuzzers" 2>/dev/null || true
