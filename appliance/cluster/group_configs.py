@@ -14,6 +14,7 @@ import orjson
 
 from appliance.base.config_numbers import parse_integer
 from appliance.cluster.topic_configs import SHOWN_MAX
+from appliance.cluster.znodes import DocumentUnreadable
 
 GROUP_CONFIGS: Final = "/config/groups"
 GROUPS_ENTITY: Final = "groups"
@@ -108,9 +109,12 @@ def encode_group_configs(configs: GroupConfigs) -> bytes:
 
 
 def decode_group_configs(data: bytes) -> dict[str, dict[str, str]]:
-    """Inverse of `encode_group_configs`; what is no such document has no configs."""
+    """Inverse of `encode_group_configs`; nothing is an empty document. Raises DocumentUnreadable."""
     try:
-        groups = orjson.loads(data).get("groups", {})
-        return {str(group_id): {str(name): str(value) for name, value in config.items()} for group_id, config in groups.items()}
-    except (ValueError, AttributeError):
-        return {}
+        document = orjson.loads(data) if data else {"version": 1, "groups": {}}
+    except orjson.JSONDecodeError as problem:
+        raise DocumentUnreadable(f"znode {GROUP_CONFIGS} does not hold JSON: {problem}") from None
+    groups = document.get("groups") if isinstance(document, dict) and document.get("version") == 1 else None
+    if not isinstance(groups, dict) or not all(isinstance(config, dict) for config in groups.values()):
+        raise DocumentUnreadable(f"znode {GROUP_CONFIGS} holds no configs of groups of version 1")
+    return {group_id: {name: str(value) for name, value in config.items()} for group_id, config in groups.items()}

@@ -350,7 +350,7 @@ class CoordinatedShares:
 
     def tick(self, now_ms: int) -> int:
         done = self._timers.fire_due(now_ms, TIMERS_A_TURN)
-        done += self.sessions.work(now_ms)
+        done += self.leaders.work() + self.sessions.work(now_ms)
         held, self._held = self._held, []
         for each in held:
             deadline_ms, size, group_id, then, refuse = each

@@ -206,6 +206,7 @@ class World:
             if box.leader_epoch < self.leader_epoch:
                 box.leader_epoch = -1
             box.leaders.refresh()
+            box.leaders.work()
 
     def move_state(self) -> None:
         self.tenure += 1

@@ -473,6 +473,13 @@ def test_configs_of_groups_stand_in_zookeeper_and_in_the_image_and_are_described
     tree.set("/config/groups", orjson.dumps({"version": 1, "groups": {"others": {lock: "30000"}}}))
     tree.create("/config/changes/config_change_", orjson.dumps({"version": 2, "entity_path": "groups"}), sequence=True)
     box.until(lambda: box.image().group_configs == {"others": {lock: "30000"}}, "the configs are followed")
+    # what cannot be read changes nothing, and is not written over
+    tree.set("/config/groups", b"torn")
+    tree.create("/config/changes/config_change_", orjson.dumps({"version": 2, "entity_path": "groups"}), sequence=True)
+    refused = alter_group(box, "workers", ConfigToAlter(lock, SET, "20000"))
+    assert refused.error_code == ErrorCode.UNKNOWN_SERVER_ERROR and "/config/groups" in (refused.error_message or "")
+    box.until(lambda: describe(box, ResourceToDescribe(GROUP, "others"))[0].error_code == ErrorCode.UNKNOWN_SERVER_ERROR, "it is noticed")
+    assert (box.image().group_configs, tree.get("/config/groups")[0]) == ({"others": {lock: "30000"}}, b"torn")
 
 
 def test_what_would_take_the_controller_away_is_refused_whole(box: SteppedBox) -> None:

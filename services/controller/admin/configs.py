@@ -217,6 +217,8 @@ class ConfigRequests:
             return [*fixed, *describe_dynamic(own, for_all, self._broker_configs, request.include_synonyms, request.include_documentation)]
         if kind == ResourceType.GROUP:
             _refuse_bad_group(name)
+            if self._cluster.group_configs_problem is not None:
+                raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, self._cluster.group_configs_problem)
             own = self._cluster.group_configs.get(name, {})
             return describe_group(own, self._broker_configs, request.include_synonyms, request.include_documentation)
         if kind != ResourceType.TOPIC:

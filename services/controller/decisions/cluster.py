@@ -99,7 +99,9 @@ class Cluster:
         self.reloads = 0
         """How often the settings of this box were reloaded (`Box.reloads`)."""
         self.group_configs: dict[str, dict[str, str]] = {}
-        """Group → its configs."""
+        """Group → its configs, as they could last be read."""
+        self.group_configs_problem: str | None = None
+        """Why they cannot be read now."""
         self.configs_to_send: dict[str, int] = {}
         """Topics whose log-writers may not know their configs yet → the generation of these."""
         self.config_changes: set[str] = set()

@@ -27,6 +27,7 @@ from appliance.cluster.znodes import (
     CONFIG_CHANGE_PREFIX,
     CONFIG_CHANGES,
     DEFAULT_BROKER,
+    DocumentUnreadable,
     broker_config_path,
     decode_config,
     encode_config,
@@ -196,9 +197,13 @@ def send_reloaded_settings(cluster: Cluster, former: Mapping[TopicId, Mapping[st
 
 
 def load_group_configs(cluster: Cluster) -> Operation[None]:
-    """Load the configs of all groups."""
+    """Load the configs of all groups; what cannot be read changes nothing."""
     node = yield from broker_registry.read(GROUP_CONFIGS)
-    cluster.group_configs = decode_group_configs(node.data) if node is not None and node.data else {}
+    try:
+        cluster.group_configs = decode_group_configs(node.data if node is not None else b"")
+        cluster.group_configs_problem = None
+    except DocumentUnreadable as problem:
+        cluster.group_configs_problem = f"{problem}; mend or remove it"
 
 
 def reload_group_configs(cluster: Cluster) -> Operation[None]:
@@ -211,7 +216,10 @@ def alter_group_config(cluster: Cluster, group_id: str, change: ConfigChange, va
     """Change the configs of a group, which need not exist. Raises RequestRefused."""
     for _attempt in range(ATTEMPTS_MAX):
         node = yield from broker_registry.read(GROUP_CONFIGS)
-        configs = decode_group_configs(node.data) if node is not None and node.data else {}
+        try:
+            configs = decode_group_configs(node.data if node is not None else b"")
+        except DocumentUnreadable as problem:  # what is written anew would lack the configs of all other groups
+            raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, f"{problem}; mend or remove it") from problem
         current = configs.get(group_id, {})
         config = change(current)
         if validate_only or config == current:
@@ -228,7 +236,7 @@ def alter_group_config(cluster: Cluster, group_id: str, change: ConfigChange, va
             if isinstance(refused.cause, BadVersion | NodeExists):
                 continue  # another box wrote it between our read and our write: read again
             raise
-        cluster.group_configs = decode_group_configs(data)
+        cluster.group_configs, cluster.group_configs_problem = decode_group_configs(data), None
         yield Publish()
         return
     raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, f"the configs of group '{group_id}' were changed by others at the same time; try again")

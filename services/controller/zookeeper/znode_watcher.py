@@ -162,6 +162,8 @@ class ZnodeWatcher:
                 yield from reload_box_configs(self._cluster)
             elif entity == GROUPS_ENTITY:
                 yield from reload_group_configs(self._cluster)
+                if self._cluster.group_configs_problem is not None:
+                    self._log.error(f"configs of groups stay as they were: {self._cluster.group_configs_problem}")
             elif (user := user_of_entity(entity)) is not None:
                 self._on_user_changed(user)
             if entity is not None and entity_of_path(entity) is not None:

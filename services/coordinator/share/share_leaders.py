@@ -9,6 +9,7 @@ knows. Owned by the coordinator. Weak spot: what a member has in hand ends with 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
@@ -28,6 +29,7 @@ WINDOW_RUNS_MAX: Final = 1_000_000
 hand counts once its lock has ended as one run, so that abandoned groups do not use up what others need."""
 SHARES_MAX: Final = 100_000
 """Share partitions of one box, led or coordinated: some 200 MB of the coordinator each."""
+LOOKS_A_TURN: Final = 1_000
 CONFIRM_MS: Final = 2_000
 """A fetch that has waited before must still be answered in time."""
 FRESH_MS: Final = 1_000
@@ -124,6 +126,7 @@ class ShareLeaders:
         self.count_event = count_event
         self._by_group: dict[str, dict[Place, HostedShare]] = {}
         self._window_runs = 0
+        self._unseen: deque[HostedShare] = deque()
         self.count = 0
 
     def __iter__(self) -> Iterator[HostedShare]:
@@ -310,13 +313,22 @@ class ShareLeaders:
             self.forget(hosted)
 
     def refresh(self) -> None:
-        """Image or rows have changed: forget what this box does not lead any more."""
-        for hosted in list(self):
+        """Image or rows have changed: `work` looks at all share partitions."""
+        self._unseen = deque(self)
+
+    def work(self) -> int:
+        """Forget what this box does not lead any more, and follow limits of groups; a bounded number a turn."""
+        seen = min(len(self._unseen), LOOKS_A_TURN)
+        for _ in range(seen):
+            hosted = self._unseen.popleft()
+            if hosted.is_gone:
+                continue
             hosted.share.limits = self._logs.limits(hosted.key.group_id)
             bounds = self._logs.bounds(*hosted.key[1:])
             is_away = bounds.error_code and self._logs.is_named(*hosted.key[1:])  # its log-writer restarts; what members have in hand stays theirs
             if bounds.leader_epoch != hosted.leader_epoch and not is_away:
                 self.forget(hosted)
+        return seen
 
 
 def _ignore(_code: ErrorCode) -> None:

@@ -13,6 +13,7 @@ from appliance.cluster.group_configs import (
     group_number,
     group_text,
 )
+from appliance.cluster.znodes import DocumentUnreadable
 
 LOCK = "share.record.lock.duration.ms"
 
@@ -43,4 +44,10 @@ def test_an_invalid_value_of_another_program_is_not_used() -> None:
 def test_groups_without_configs_leave_the_document() -> None:
     configs = {"a/b": {LOCK: "20000"}, "gone": {}}
     assert decode_group_configs(encode_group_configs(configs)) == {"a/b": {LOCK: "20000"}}
-    assert decode_group_configs(b"[]") == decode_group_configs(b"?") == {}
+    assert decode_group_configs(b"") == {}
+
+
+@pytest.mark.parametrize("document", [b"[]", b"?", b"{}", b'{"version":2,"groups":{}}', b'{"version":1,"groups":{"a":1}}', b'{"version":1,"groups":[]}'])
+def test_what_is_no_such_document_is_not_taken_for_an_empty_one(document: bytes) -> None:
+    with pytest.raises(DocumentUnreadable, match="/config/groups"):
+        decode_group_configs(document)

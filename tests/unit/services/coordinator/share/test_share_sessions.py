@@ -404,11 +404,11 @@ def test_a_leader_in_another_epoch_delivers_what_was_not_acknowledged() -> None:
     world.acknowledge(1, (0, 1, (ACCEPT,)))
     world.settle()
     world.problem = ErrorCode.NOT_LEADER_OR_FOLLOWER
-    world.leaders.refresh()
+    world.leaders.refresh(), world.leaders.work()
     assert world.leaders.find("workers", (TOPIC, 0)) is not None, "its log-writer restarts"
     world.problem = ErrorCode.NONE
     world.leader_epoch += 1
-    world.leaders.refresh()
+    world.leaders.refresh(), world.leaders.work()
     refused = world.acknowledge(2, (2, 3, (ACCEPT,)))
     assert code_of(refused) == ErrorCode.INVALID_RECORD_STATE
     assert acquired(world.fetch(3)) == [(2, 5, 2)]
