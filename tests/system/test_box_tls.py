@@ -310,6 +310,8 @@ def test_boxes_log_in_to_each_other_and_other_users_are_no_boxes(tmp_path: Path,
             assert f"User:boxes from 127.0.0.1 (listener BOXES): {mechanism}" in box.messages
         for box in boxes.boxes.values():
             eventually(lambda box=box: box.counters("console").values["host_figures.records"], "two consoles write to the partition of another box", 120)
+            status, document = box.get_local("/api/boxes")
+            assert status == 200 and [each["answers"] for each in document["boxes"]] == [True] * 3, "its console asks the others as the box"
         assert boxes.marker_code("boxes", "a password of boxes") != ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         assert boxes.marker_code("alice", "another password") == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         assert boxes.boxes[1].counters("acceptor@0").values['acceptor.inter_broker_refused{reason="user"}'] == 1
