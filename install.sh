@@ -395,11 +395,15 @@ packages_of_system() {
     ! is_root || [ ! -x /usr/bin/python3 ] || python_makes_venvs /usr/bin/python3 || apt_install python3-venv || true
 }
 
-# clients_and_judges DEEP: what comes from npm and Maven Central, and other projects' test suites; what is there already is not fetched again.
+AUDIT=pip-audit
+
+# clients_and_judges DEEP: what comes from npm and Maven Central, other projects' test suites, and pip-audit; what is there already is not fetched again.
 clients_and_judges() {
     "$VENV/bin/python" -c 'from appliance.pipeline.spark_session import spark_java_home; spark_java_home()' 2>/dev/null || apt_install openjdk-17-jre-headless || true # a Java for ZooKeeper may be too old for Spark
     "$VENV/bin/python" -m lab.client_packages || SKIPPED+=("JavaScript and Java clients, Kafka: they could not be fetched")
     "$VENV/bin/python" -m tests.judges install kafka-python || SKIPPED+=("kafka-python's integration tests: they could not be fetched")
+    # An environment of its own: none of its packages is ours. Its version is the only pin, as it reads the lock and runs nothing of it.
+    [ -x "$VENV/audit/bin/$AUDIT" ] || { "$VENV/bin/python" -m venv "$VENV/audit" && "$VENV/audit/bin/pip" install -q "$AUDIT==2.10.1"; } || SKIPPED+=("$AUDIT: it could not be fetched")
     "$VENV/bin/python" -m lab.spark_classes || say "the Java classes of Spark could not be archived; tests that start Spark take longer"
     # This one takes minutes to build.
     [ -z "$1" ] || "$VENV/bin/python" -m tests.judges install librdkafka || SKIPPED+=("librdkafka's test suite: it could not be fetched or built (gcc, g++, make, npm)")
