@@ -1,7 +1,8 @@
 """How a box logs in to other boxes: `inter.broker.user`, where the listener of boxes has SASL_SSL.
 
 Frames are those of its connection's owner; this has the tokens. The password is read for each connection, so
-that a changed file needs no restart. Weak: the answer to a challenge takes 3 ms of a turn for each connection.
+that a changed file needs no restart. Weak: the answer to a challenge takes 3 ms of a turn for each connection, and
+so long as a disk hangs that has the file, the turn that reads it hangs, too.
 """
 
 from __future__ import annotations
