@@ -170,13 +170,13 @@ def test_queries_do_not_know_each_other(shared_box: RunningBox) -> None:
     assert _attempts_in(shared_box, topic) == {5: _rows(1) * 2}
 
 
-def test_processes_of_the_box_that_die_in_between_delay_a_batch_and_nothing_else(box: RunningBox) -> None:
-    topic = _topic(box, "restarts")
-    disks = [name for name in box.pids() if name.startswith("log-writer")]
+def test_processes_of_the_box_that_die_in_between_delay_a_batch_and_nothing_else(shared_box: RunningBox) -> None:
+    topic = _topic(shared_box, "restarts")
+    disks = [name for name in shared_box.pids() if name.startswith("log-writer")]
     killed = (("coordinator", "append"), ("acceptor@0", "join"), ("coordinator", "commit offsets"), (disks[0], "flush"), (disks[1], "look"))
     for batch_id, (victim, step) in enumerate(killed):
-        with _attempt(box, _micro_batch("r", topic, batch_id, 1)) as steps:
+        with _attempt(shared_box, _micro_batch("r", topic, batch_id, 1)) as steps:
             for done in steps:
                 if done == step:
-                    box.await_restart(victim, box.kill(victim))
-    assert _attempts_in(box, topic) == {batch_id: _rows(1) for batch_id in range(5)}
+                    shared_box.await_restart(victim, shared_box.kill(victim))
+    assert _attempts_in(shared_box, topic) == {batch_id: _rows(1) for batch_id in range(5)}
