@@ -20,7 +20,9 @@ AHEAD_BYTES = 4 << 20
 AHEAD_SEGMENT_BYTES_MIN = 8 * AHEAD_BYTES
 """Blocks are allocated ahead in segments of this size: at most an eighth of it is unused."""
 AHEAD_SEGMENTS_MAX = 64
-"""Segments of a process, and so of a disk, that have blocks ahead; those of the oldest are freed."""
+"""Segments of a process, and so of a disk, that have blocks ahead."""
+AHEAD_IDLE_TURNS = 16 * AHEAD_SEGMENTS_MAX
+"""A segment without large appends while others needed blocks so often gives its own to another."""
 
 
 class SegmentTail:
@@ -93,8 +95,10 @@ class SegmentTail:
 class OpenSegment:
     """The descriptors of a segment that may be written. Raises OSError."""
 
-    ahead: ClassVar[dict[OpenSegment, None]] = {}
-    """Those with blocks ahead, the oldest first."""
+    ahead: ClassVar[dict[OpenSegment, int]] = {}
+    """Those with blocks ahead, with `turns` of their last allocation; the one of longest ago first."""
+    turns: ClassVar[int] = 0
+    """How often a segment of this process needed blocks."""
     __slots__ = ("allocated_end", "base_offset", "directory", "index_fd", "log_fd", "time_index_fd")
 
     def __init__(self, directory: str, base_offset: Offset, flags: int) -> None:
@@ -150,16 +154,29 @@ class OpenSegment:
         if position < AHEAD_SEGMENT_BYTES_MIN or end <= self.allocated_end:
             return
         self.allocated_end = end + AHEAD_BYTES
+        OpenSegment.turns += 1
+        if self not in self.ahead and not self._is_room_ahead():
+            return
         try:
             file_io.allocate(self.log_fd, position, size_bytes + AHEAD_BYTES)
         except OSError:
             self.allocated_end = NEVER  # what is wrong with the disk, the append itself reports
             return
-        self.ahead[self] = None
-        if len(self.ahead) > AHEAD_SEGMENTS_MAX:
-            oldest = next(iter(self.ahead))
-            with suppress(OSError):
-                oldest.release_ahead(file_io.size_of(oldest.log_fd))
+        self.ahead.pop(self, None)
+        self.ahead[self] = self.turns
+
+    def _is_room_ahead(self) -> bool:
+        """Return whether a further segment may have blocks ahead; an idle one gives its own up."""
+        if len(self.ahead) < AHEAD_SEGMENTS_MAX:
+            return True
+        idle = next(iter(self.ahead))
+        if self.turns - self.ahead[idle] < AHEAD_IDLE_TURNS:
+            return False
+        try:
+            idle.release_ahead(file_io.size_of(idle.log_fd))
+        except OSError:
+            return False
+        return True
 
     def release_ahead(self, size_bytes: int) -> None:
         """Free the blocks behind the end of a segment, also those that an earlier incarnation

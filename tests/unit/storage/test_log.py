@@ -15,6 +15,7 @@ from appliance.records.batch import read_batch_header, stamp_batch
 from appliance.storage import file_io, segment
 from appliance.storage.append_plan import RefusedBatch
 from appliance.storage.indexes import OFFSET_ENTRY, TIME_ENTRY
+from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
 from appliance.storage.recovery import SameBoot, Unclean
 from appliance.storage.segment import AHEAD_BYTES, AHEAD_SEGMENT_BYTES_MIN, SegmentTail
@@ -317,19 +318,35 @@ def test_blocks_of_a_large_segment_are_allocated_ahead_and_freed_when_it_is_seal
     log.close()
 
 
-def test_only_so_many_segments_have_blocks_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_segment_gives_its_blocks_ahead_to_a_further_one_and_a_busy_one_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "AHEAD_SEGMENTS_MAX", 1)
-    large, unused = batch(bytes(1 << 20)), []
+    monkeypatch.setattr(segment, "AHEAD_IDLE_TURNS", 2)
+    large = batch(bytes(1 << 20))
+
+    def unused_bytes(log: Log) -> int:
+        status = (Path(log.directory) / f"{0:020d}.log").stat()
+        return status.st_blocks * 512 - status.st_size
+
+    def append(log: Log, count: int) -> None:
+        for _ in range(count):
+            log.append_as_leader([large], 0, 0)
+
     logs = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        logs.append(log := open_log(tmp_path / name, LogConfig()))
-        while log.log_end_offset * len(large) < AHEAD_SEGMENT_BYTES_MIN + 2 * len(large):
-            log.append_as_leader([large], 0, 0)
-        unused.append((tmp_path / name / f"{0:020d}.log").stat())
-    first = (tmp_path / "first" / f"{0:020d}.log").stat()
-    assert first.st_size == unused[0].st_size and first.st_blocks * 512 - first.st_size <= 4096
-    logs[0].append_as_leader([large], 0, 0)
+        logs.append(open_log(tmp_path / name, LogConfig()))
+        append(logs[-1], 32)
+    first, second = logs
+    append(first, 1)
+    ahead = unused_bytes(first)
+    if ahead <= 4096:
+        pytest.skip("this file system allocates nothing ahead")
+    append(second, 1)
+    assert unused_bytes(second) <= 4096 and unused_bytes(first) == ahead
+    append(second, 5)
+    assert unused_bytes(second) > 4096 and unused_bytes(first) <= 4096
+    append(first, 1)
+    assert unused_bytes(second) > 4096 and unused_bytes(first) <= 4096
     for log in logs:
         log.close()
     assert not segment.OpenSegment.ahead

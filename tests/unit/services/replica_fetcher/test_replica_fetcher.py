@@ -624,5 +624,5 @@ def test_a_box_that_is_alone_has_no_arena_and_no_rings(tmp_path: Path) -> None:
         with listen_unix(layout.controller_socket):
             box.clock.advance_ms(100)
             box.turns(1)
-            assert box.agent.park_ms() == 250, "the controller tells it what changes"
+            assert box.agent.park_ms() == 250, "the controller reports what changes"
         box.close()
