@@ -313,7 +313,7 @@ class ShareLeaders:
             self.forget(hosted)
 
     def refresh(self) -> None:
-        """Image or rows have changed: `work` looks at all share partitions."""
+        """Image or rows have changed: `work` checks all share partitions."""
         self._unseen = deque(self)
 
     def work(self) -> int:
