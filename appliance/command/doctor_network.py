@@ -16,7 +16,7 @@ from appliance.base.layout import SYSTEM_ROOT, BoxLayout
 from appliance.base.settings import Box
 from appliance.base.zookeeper_access import access_problems, zookeeper_tls
 from appliance.cluster.metadata_image import MetadataImage, TopicImage
-from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from appliance.cluster.state_log import OFFSETS_TOPIC, SHARE_TOPIC, TRANSACTIONS_TOPIC
 from appliance.cluster.zookeeper_probe import zookeeper_serves
 from appliance.command.findings import Finding, from_sentence, ok, problem, warning
 from appliance.command.output import plural
@@ -30,7 +30,12 @@ from appliance.shm.counters import read_counters
 
 SUBJECT = "cluster"
 NAMES_SHOWN = 5
-_WANTED = {OFFSETS_TOPIC: "offsets.topic.replication.factor", TRANSACTIONS_TOPIC: "transaction.state.log.replication.factor"}
+_WANTED = {
+    OFFSETS_TOPIC: "offsets.topic.replication.factor",
+    TRANSACTIONS_TOPIC: "transaction.state.log.replication.factor",
+    SHARE_TOPIC: "share.coordinator.state.topic.replication.factor",
+}
+_USERS = {OFFSETS_TOPIC: "groups", TRANSACTIONS_TOPIC: "transactions", SHARE_TOPIC: "share groups"}
 
 
 def look_at_cluster(image: MetadataImage, box: Box) -> list[Finding]:
@@ -60,9 +65,8 @@ def _state_topic(image: MetadataImage, name: str, wanted: int) -> Finding | None
     wanted = min(wanted, len(image.brokers))
     if topic is None or _replicas(topic) >= wanted:
         return None
-    what = "groups" if name == OFFSETS_TOPIC else "transactions"
     words = f"topic {name} has {plural(_replicas(topic), 'replica')}, {wanted} are wanted: it was made when there were fewer boxes"
-    advice = f"`millrace topic alter {name} --replication-factor {wanted}`; until then {what} stop when a box dies"
+    advice = f"`millrace topic alter {name} --replication-factor {wanted}`; until then {_USERS[name]} stop when a box dies"
     if name == TRANSACTIONS_TOPIC and wanted > 2:
         advice += ". Then `--set min.insync.replicas=2`"
     return warning(SUBJECT, words, advice)

@@ -33,7 +33,7 @@ NoWaitOption = Annotated[bool, option("--no-wait", help="Order it and return.")]
 
 SELF_MADE = (
     "topics that boxes make by themselves get their copies back, unless the settings ask for fewer on every box: ingest.topic.replication.factor, "
-    "offsets.topic.replication.factor, transaction.state.log.replication.factor"
+    "offsets.topic.replication.factor, share.coordinator.state.topic.replication.factor, transaction.state.log.replication.factor"
 )
 
 

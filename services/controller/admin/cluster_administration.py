@@ -67,6 +67,7 @@ class ClusterAdministration:
     def on_arrived(self) -> None:
         """The tree was loaded; whether this box is the controller is known again."""
         self._forget_former_terms()
+        self.configs.on_arrived()
 
     def on_reloaded(self) -> None:
         """The tables of senders may name other topics."""

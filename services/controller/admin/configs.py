@@ -84,6 +84,11 @@ class ConfigAdministration:
         self.reconsider = self._pending.reconsider
         self._altered = context.counters.counter("controller.configs_altered")
 
+    def on_arrived(self) -> None:
+        """The tree was loaded."""
+        if self._cluster.group_configs_problem is not None:
+            self._log.error(f"configs of groups are not known: {self._cluster.group_configs_problem}")
+
     def _alter(self, entity: Entity, alteration: Alteration) -> Operation[None]:
         wanted = self._cluster, entity.name, alteration.change, alteration.validate_only
         if entity.kind == ResourceType.GROUP:

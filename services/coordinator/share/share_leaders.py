@@ -127,6 +127,7 @@ class ShareLeaders:
         self._by_group: dict[str, dict[Place, HostedShare]] = {}
         self._window_runs = 0
         self._unseen: deque[HostedShare] = deque()
+        self._is_due = False
         self.count = 0
 
     def __iter__(self) -> Iterator[HostedShare]:
@@ -313,11 +314,13 @@ class ShareLeaders:
             self.forget(hosted)
 
     def refresh(self) -> None:
-        """Image or rows have changed: `work` checks all share partitions."""
-        self._unseen = deque(self)
+        """Image or rows have changed: `work` checks all share partitions, after those that it has not checked yet."""
+        self._is_due = True
 
     def work(self) -> int:
         """Forget what this box does not lead any more, and follow limits of groups; a bounded number a turn."""
+        if self._is_due and not self._unseen:
+            self._unseen, self._is_due = deque(self), False
         seen = min(len(self._unseen), LOOKS_A_TURN)
         for _ in range(seen):
             hosted = self._unseen.popleft()
