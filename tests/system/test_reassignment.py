@@ -37,7 +37,8 @@ SMALL = {"acceptor.arena.bytes": 16 * MIB, "socket.request.max.bytes": 8 * MIB, 
 SMALL |= {"offsets.topic.num.partitions": 1, "offsets.topic.replication.factor": 1, "ingest.topic.replication.factor": 1}
 SMALL |= {"transaction.state.log.num.partitions": 1, "transaction.state.log.replication.factor": 1}
 SMALL |= {"auto.leader.rebalance.enable": False}  # it would lead elsewhere five seconds after a controller has come, and every five minutes
-SMALL |= {"share.coordinator.state.topic.num.partitions": 3, "group.share.auto.offset.reset": "earliest", "group.share.heartbeat.interval.ms": 500}
+SMALL |= {"share.coordinator.state.topic.num.partitions": 3, "share.coordinator.state.topic.replication.factor": 1}
+SMALL |= {"group.share.auto.offset.reset": "earliest", "group.share.heartbeat.interval.ms": 500}
 SECONDS = 20
 PARTITIONS = 3
 COMMAND = [sys.executable, "-P", "-c", "from appliance.command.main import main; main()"]
@@ -311,6 +312,31 @@ def test_a_throttle_lasts_for_those_that_are_on_their_way_and_no_longer(boxes: l
     assert "lifted" not in millrace(boxes, "topic", "reassign", "--cancel")
 
 
+def test_a_share_group_has_partitions_and_states_on_all_boxes(boxes: list[RunningBox], admin: AdminClient) -> None:
+    create(admin, "shared", [[1, 2], [2, 3], [3, 1]])
+    producer = Producer({"bootstrap.servers": addresses(boxes)})
+    for partition in range(3):
+        producer.produce("shared", b"job", partition=partition)
+    assert producer.flush(SECONDS) == 0
+    consumer = ShareConsumer({"bootstrap.servers": addresses(boxes), "group.id": "workers", "share.acknowledgement.mode": "explicit"})
+    consumer.subscribe(["shared"])
+    received: list[int] = []
+
+    def receives() -> bool:
+        for message in consumer.poll(0.5) or []:
+            received.append(message.partition())
+            consumer.acknowledge(message)
+        return set(received) == {0, 1, 2}
+
+    eventually(receives, "records of all leaders", 60.0)
+    consumer.close()
+
+    def left() -> list[int]:
+        return [row["lag"] for row in json.loads(millrace(boxes[::-1], "group", "describe", "workers", "--json"))["partitions"]]
+
+    eventually(lambda: left() == [0, 0, 0], "all of them are acknowledged", SECONDS)
+
+
 # Beside other tests its last drain stood still for more than a minute. Two possible causes are
 # mended: a replica that never joined the in-sync set on an overloaded machine, and a drain that
 # ordered a finished partition again. The stall was not seen again, with or without them: the cause
@@ -347,28 +373,3 @@ def test_a_box_is_emptied_filled_and_taken_out_by_commands(boxes: list[RunningBo
     eventually(lambda: "away" not in millrace(boxes, "box", "list") and len(admin.list_topics(timeout=SECONDS).brokers) == 2, "two boxes are left")
     assert "taken out" in millrace(boxes, "box", "remove", "3")
     assert "No box 3 is recorded" in millrace(boxes, "box", "remove", "3", code=1)
-
-
-def test_a_share_group_has_partitions_and_states_on_all_boxes(boxes: list[RunningBox], admin: AdminClient) -> None:
-    create(admin, "shared", [[1, 2], [2, 3], [3, 1]])
-    producer = Producer({"bootstrap.servers": addresses(boxes)})
-    for partition in range(3):
-        producer.produce("shared", b"job", partition=partition)
-    assert producer.flush(SECONDS) == 0
-    consumer = ShareConsumer({"bootstrap.servers": addresses(boxes), "group.id": "workers", "share.acknowledgement.mode": "explicit"})
-    consumer.subscribe(["shared"])
-    received: list[int] = []
-
-    def receives() -> bool:
-        for message in consumer.poll(0.5) or []:
-            received.append(message.partition())
-            consumer.acknowledge(message)
-        return set(received) == {0, 1, 2}
-
-    eventually(receives, "records of all leaders", 60.0)
-    consumer.close()
-
-    def left() -> list[int]:
-        return [row["lag"] for row in json.loads(millrace(boxes[::-1], "group", "describe", "workers", "--json"))["partitions"]]
-
-    eventually(lambda: left() == [0, 0, 0], "all of them are acknowledged", SECONDS)
