@@ -35,7 +35,7 @@ class RawClient:
     def __init__(self, address: tuple[str, int], source: str = "", client_id: str = "raw") -> None:
         """`source`: the address to connect from; all of 127.0.0.0/8 is there."""
         self._client_id = client_id.encode()
-        self.sock = socket.create_connection(address, timeout=30, source_address=(source, 0) if source else None)
+        self.sock = socket.create_connection(address, timeout=90, source_address=(source, 0) if source else None)
         self._next_correlation_id = 1_000_000
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class RawClient:
         config_class = kio_element(topic_class, "configs")
         configs = tuple(config_class(name=key.replace("_", "."), value=value) for key, value in config.items())
         topic = topic_class(name=name, num_partitions=partitions, replication_factor=1, assignments=(), configs=configs)
-        request = request_class(topics=(topic,), timeout=datetime.timedelta(seconds=20), validate_only=False)
+        request = request_class(topics=(topic,), timeout=datetime.timedelta(seconds=60), validate_only=False)
         answer = self._ask(CREATE_TOPICS, CREATE_TOPICS_VERSION, kio_adapter.encode(request))
         assert int(answer.topics[0].error_code) == 0, answer
 
