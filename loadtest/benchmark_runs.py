@@ -1,24 +1,20 @@
-"""`python -m loadtest`: which benchmarks, how often, where; shows progress and records the outcome. Runs only by hand, never in the test suite."""
+"""`python -m loadtest [NAME…]`: which benchmarks, how often, where; shows progress and records the outcome. Runs only by hand, never in the test suite."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import os
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from loadtest import flames, model, turns
 from loadtest.benchmark import Benchmark
 from loadtest.benchmarks import BENCHMARKS
-from loadtest.beside_kafka import command as beside_kafka
 from loadtest.harness import Outcome, run_benchmark
-from loadtest.machine import ROOT, Machine, describe_machine, load_average
-from loadtest.results import LINES_FILE, PAGE_FILE, outcome_document, outcome_table, read_lines, record
-from loadtest.users import command as users
+from loadtest.machine import Machine, describe_machine, load_average
+from loadtest.results import PAGE_FILE, outcome_document, outcome_table, record
 
 RUNS = 5
 QUIET_LOAD = 0.5
@@ -34,29 +30,12 @@ exit codes: 0 every target met, 1 a run failed (lines lost, error replies, a pro
 A full run (three runs or more, one of growth_…, no --short, no --set) of a benchmark is recorded in loadtest/RESULTS.md and loadtest/results.jsonl."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["flames"]:
-        prepare_environment()
-        return flames.main(words[1:], say)
-    if words[:1] == ["users"]:
-        prepare_environment()
-        return users.main(words[1:], say)
-    if words[:1] == ["beside_kafka"]:
-        prepare_environment()
-        return beside_kafka.main(words[1:], say)
-    if words[:1] == ["turns"]:
-        prepare_environment()
-        return turns.main(words[1:], say)
-    if words == ["model"]:
-        model.write(read_lines(LINES_FILE))
-        return 0
-    options = build_parser().parse_args(words)
+def main(arguments: Sequence[str], say: Callable[[str], None]) -> int:
+    options = build_parser().parse_args(arguments)
     if options.list:
         list_benchmarks()
         return 0
     chosen, is_as_official = choose_benchmarks(options)
-    prepare_environment()
     started = time.monotonic()
     worst = 0
     with tempfile.TemporaryDirectory(prefix="millrace-loadtest-", dir=options.scratch) as scratch:
@@ -138,24 +117,9 @@ def change_parameter(benchmark: Benchmark, setting: str) -> Benchmark:
         build_parser().error(f"--set {setting}: {name} is a number, like {parameters[name]}")
 
 
-def prepare_environment() -> None:
-    """As a user's box would have it: peers of install.sh on the path, and compiled modules kept, or every start would compile all again."""
-    os.environ["PATH"] = f"{ROOT}/.venv/peers/bin:{os.environ.get('PATH', '')}"
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-
-
 def max_severity(worst: int, outcome: Outcome) -> int:
     if outcome.failures or worst == EXIT_FAILED:
         return EXIT_FAILED
     document = {figure.name: sorted(run.figures[figure.name] for run in outcome.runs) for figure in outcome.benchmark.figures}
     missed = any(figure.is_met(document[figure.name][len(outcome.runs) // 2]) is False for figure in outcome.benchmark.figures)
     return EXIT_TARGET_MISSED if missed else worst
-
-
-def say(words: str) -> None:
-    """Progress goes to stderr, results to stdout."""
-    print(words, file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

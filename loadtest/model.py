@@ -7,14 +7,15 @@ which makes it smaller; queues, which are not modelled here, come before what is
 
 from __future__ import annotations
 
+import argparse
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from loadtest.beside_kafka.contenders import OURS
 from loadtest.beside_kafka.page import BENCHMARK
-from loadtest.results import DIRECTORY
+from loadtest.results import DIRECTORY, LINES_FILE, read_lines
 
 PAGE = DIRECTORY / "MODEL.md"
 LOADS = ("3 replicas, produce 1 KB, acks=all", "3 replicas, produce 100 B, acks=all")
@@ -124,5 +125,8 @@ def _section(load: str, found: Sequence[Limit], cpu: Mapping[str, float], given:
     return [f"## Records of {size}", "", words, "", *rows, "", f"Measured, in CPU-seconds per GB of values, all three boxes: {shares}.", ""]
 
 
-def write(documents: Sequence[Mapping[str, Any]]) -> None:
-    PAGE.write_text(page(documents))
+def main(arguments: Sequence[str], say: Callable[[str], None]) -> int:
+    argparse.ArgumentParser(prog="python -m loadtest model", description="Write MODEL.md from what is recorded.").parse_args(arguments)
+    PAGE.write_text(page(read_lines(LINES_FILE)))
+    say(f"written: {PAGE}")
+    return 0

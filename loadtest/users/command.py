@@ -20,6 +20,7 @@ from loadtest.users.options import add_options
 from loadtest.users.targets import addresses_of
 
 SPAWN_RATE_MAX = 100
+EXIT_NOT_STARTED = 2
 EPILOG = """\
 {options}
 Any other option goes to locust (.venv/bin/locust --help). For example
@@ -95,10 +96,14 @@ def run_locust(arguments: Sequence[str]) -> int:
 
 
 def run_with_own_box(options: argparse.Namespace, others: Sequence[str], say: Callable[[str], None]) -> int:
-    from lab.running_box import start_box  # it needs what tests need
+    from lab.running_box import start_box  # it needs what a box needs
 
     with tempfile.TemporaryDirectory(prefix="millrace-users-") as scratch:
-        box = start_box(Path(scratch) / "box")
+        try:
+            box = start_box(Path(scratch) / "box")
+        except AssertionError as failed:
+            say(str(failed))
+            return EXIT_NOT_STARTED
         say(f"a box of our own at {box.kafka}, ready after {box.ready_seconds:.1f} s")
         ports = ["--syslog-port", str(box.syslog.port), "--http-port", str(box.http.port)]
         try:

@@ -96,8 +96,15 @@ def test_a_record_has_the_size_that_was_asked_for_and_its_head() -> None:
 @pytest.mark.slow
 def test_benchmarks_and_rules_import_neither_locust_nor_gevent() -> None:
     """Their import changes sockets, threads and sleeps of the whole process."""
-    program = (
-        "import sys, loadtest.__main__, loadtest.users.report, loadtest.users.box_view, loadtest.users.options; print({'locust', 'gevent'} & set(sys.modules))"
-    )
-    asked = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert asked.stdout.strip() == "set()"
+    assert loaded_by("loadtest.benchmark_runs, loadtest.users.report, loadtest.users.box_view, loadtest.users.options", "locust", "gevent") == "set()"
+
+
+@pytest.mark.slow
+def test_users_need_no_package_of_the_tests() -> None:
+    """The extra `loadtest` is enough for them; the box that they start is one of `lab`."""
+    assert loaded_by("loadtest.__main__, loadtest.users.command, lab.running_box", "hypothesis", "pytest", "kio", "selenium") == "set()"
+
+
+def loaded_by(modules: str, *packages: str) -> str:
+    program = f"import sys, {modules}; print({set(packages)} & set(sys.modules))"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True).stdout.strip()
