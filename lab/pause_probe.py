@@ -8,7 +8,6 @@ swallows is given up after `ANSWER_SECONDS`, so much too long a pause may look.
 from __future__ import annotations
 
 import itertools
-import socket
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -25,9 +24,8 @@ class ImpatientClient(RawClient):
     """Gives up soon."""
 
     def __init__(self, address: tuple[str, int]) -> None:
-        self.sock = socket.create_connection(address, timeout=CONNECT_SECONDS)
+        super().__init__(address, seconds=CONNECT_SECONDS)
         self.sock.settimeout(ANSWER_SECONDS)
-        self._next_correlation_id = 1
 
     def metadata(self, topic: str) -> Any:
         self.send_metadata([topic])

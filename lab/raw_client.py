@@ -32,10 +32,10 @@ class Produced(NamedTuple):
 class RawClient:
     """All versions used here have the old request and response headers."""
 
-    def __init__(self, address: tuple[str, int], source: str = "", client_id: str = "raw") -> None:
-        """`source`: the address to connect from; all of 127.0.0.0/8 is there."""
+    def __init__(self, address: tuple[str, int], source: str = "", client_id: str = "raw", seconds: float = 90.0) -> None:
+        """`source`: the address to connect from; all of 127.0.0.0/8 is there. `seconds`: the longest wait for a connection, and for a part of an answer."""
         self._client_id = client_id.encode()
-        self.sock = socket.create_connection(address, timeout=90, source_address=(source, 0) if source else None)
+        self.sock = socket.create_connection(address, timeout=seconds, source_address=(source, 0) if source else None)
         self._next_correlation_id = 1_000_000
 
     def close(self) -> None:

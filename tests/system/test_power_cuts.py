@@ -141,6 +141,8 @@ class NumberingProducer:
     def __init__(self, box: RunningBox) -> None:
         self.acknowledged: dict[int, dict[int, bytes]] = {partition: {} for partition in range(PARTITIONS)}
         self.sent: dict[int, list[bytes]] = {partition: [] for partition in range(PARTITIONS)}
+        self.refused: set[bytes] = set()
+        """On a busy machine a new topic refuses its first records: not all processes know it yet."""
         self._producer = Producer(
             {
                 "bootstrap.servers": box.bootstrap,
@@ -170,6 +172,8 @@ class NumberingProducer:
     def _on_delivery(self, error: object, message: object) -> None:
         if error is None:
             self.acknowledged[message.partition()][message.offset()] = message.value()  # type: ignore[attr-defined]
+        else:
+            self.refused.add(message.value())  # type: ignore[attr-defined]
 
     def purge(self) -> None:
         self._producer.purge()
@@ -218,6 +222,7 @@ def test_a_power_cut_under_load_costs_no_more_than_the_flush_policy_says(tmp_pat
             file_io.syncfs(fd)
             os.close(fd)
         producer.send_until(3000)
+        refused = set(producer.refused)
     finally:
         _cut_power([box], disk)
         producer.purge()
@@ -229,7 +234,8 @@ def test_a_power_cut_under_load_costs_no_more_than_the_flush_policy_says(tmp_pat
     for partition in range(PARTITIONS):
         found = [stored[partition][offset] for offset in sorted(stored[partition])]
         assert list(stored[partition]) == list(range(len(found))), "offsets have no gap"
-        assert found == producer.sent[partition][: len(found)], "a prefix of what was sent, in its order"
+        taken = [value for value in producer.sent[partition] if value not in refused]
+        assert found == taken[: len(found)], "a prefix of what was sent and not refused, in its order"
         if policy == "ack":
             lost = producer.acknowledged[partition].keys() - stored[partition].keys()
             assert not lost, f"{len(lost)} acknowledged records of partition {partition} are lost"
