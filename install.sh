@@ -26,6 +26,7 @@ usage() {
 ./install.sh pipeline          install what Spark jobs and tables need into .venv, too; \`millrace load\` and \`stream\` call it when it is missing
 ./install.sh test [--deep]     install what tests need, run all of them; --deep: the long campaigns too
 ./install.sh test --setup      install what tests need, run none of them
+./install.sh packages DIR      build the wheels millrace and pyspark-millrace into DIR, each with a CycloneDX bill of materials
 sudo ./install.sh              install on this machine: systemd units, user, settings in /etc/millrace (--check looks only; see below)
 ./install.sh --help            this
 
@@ -583,6 +584,7 @@ main() {
     case ${1:-} in
         run) shift; run "$@" ;;
         pipeline) pipeline ;;
+        packages) shift; make_packages "$@" ;;
         test) shift; run_tests "$@" ;;
         -h | --help | help) usage ;;
         *) bare_metal "$@" ;;

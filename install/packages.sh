@@ -220,3 +220,18 @@ fetch_wheels() {
     ! is_root || take_back "$SCRATCH" || status=1
     return "$status"
 }
+
+# make_packages DIRECTORY: the wheels millrace and pyspark-millrace with their bills of materials, by packages of the lock in a virtual environment for this.
+make_packages() {
+    local python scratch
+    [ $# = 1 ] && [ -n "$1" ] || die "packages wants a directory: ./install.sh packages DIR"
+    python=$(find_python) && python_makes_venvs "$python" || die "Python 3.$PYTHON_MINOR_MIN or newer is needed: sudo apt-get install python3 python3-venv"
+    scratch=$(mktemp -d)
+    # shellcheck disable=SC2064  # now: it is local
+    trap "rm -rf '$scratch'" EXIT
+    "$python" -m venv "$scratch/venv" && "$python" -B "$ROOT/install/lock.py" only packages >"$scratch/wanted" &&
+        quietly "$scratch/venv/bin/python" -m pip install --disable-pip-version-check --no-input -q --no-deps --require-hashes --only-binary :all: -r "$scratch/wanted" ||
+        die "the tools that build packages could not be installed; the message is above"
+    "$scratch/venv/bin/python" -B "$ROOT/install/wheels.py" "$1" || die "the packages could not be built; the message is above"
+    (cd "$1" && sha256sum -- *.whl *.cdx.json)
+}
