@@ -224,7 +224,7 @@ fetch_wheels() {
 # make_packages DIRECTORY: the wheels millrace and pyspark-millrace with their bills of materials, by packages of the lock in a virtual environment for this.
 make_packages() {
     local python scratch
-    [ $# = 1 ] && [ -n "$1" ] || die "packages wants a directory: ./install.sh packages DIR"
+    [ $# = 1 ] && [[ $1 == [!-]* ]] || die "packages wants a directory: ./install.sh packages DIR"
     python=$(find_python) && python_makes_venvs "$python" || die "Python 3.$PYTHON_MINOR_MIN or newer is needed: sudo apt-get install python3 python3-venv"
     scratch=$(mktemp -d)
     # shellcheck disable=SC2064  # now: it is local

@@ -22,20 +22,17 @@ import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import lock
 
 ROOT = lock.ROOT
 SPARK_PACKAGE = "pyspark_millrace"
-SPARK_DEPENDENCIES = {
-    "pyspark[sql]": ">=4.2",  # "sql": pyarrow, pandas and numpy, as that PySpark needs them
-    "crc32c": ">=2.7",
-    "cramjam": ">=2.11",
-    "orjson": ">=3.10",
-    "posix_ipc": ">=1.2",
-}
-"""Lower bounds only: the user's Spark decides."""
+SPARK_REQUIREMENT = "pyspark[sql]>=4.2"
+"""The user's Spark decides; its "sql" has pyarrow, pandas and numpy as that Spark needs them."""
+SPARK_LIBRARIES = ("crc32c", "cramjam", "orjson", "posix_ipc")
+"""Beside Spark: as pyproject.toml pins them, or newer."""
 ZIP_BEGINS = 315532800
 """1980-01-01 in Unix time, the first date that a ZIP file can have."""
 _IMPORT = re.compile(r"^(\s*from )appliance\.", re.MULTILINE)
@@ -71,6 +68,12 @@ def spark_modules() -> dict[str, Path]:
     return found
 
 
+def spark_requirements(project: dict[str, Any]) -> list[str]:
+    """Return what `pyspark-millrace` is installed with, as lower bounds."""
+    pins = dict(line.split("==") for line in project["dependencies"])
+    return [SPARK_REQUIREMENT, *(f"{name}>={pins[name]}" for name in SPARK_LIBRARIES)]
+
+
 def write_spark_tree(tree: Path) -> None:
     """Write the sources of `pyspark-millrace` into an empty directory."""
     files = {ROOT / SPARK_PACKAGE / "__init__.py": Path("__init__.py")}
@@ -82,7 +85,6 @@ def write_spark_tree(tree: Path) -> None:
     shutil.copy(ROOT / "LICENSE", tree)
     ours = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = ours["project"]
-    dependencies = [f"{name}{bound}" for name, bound in SPARK_DEPENDENCIES.items()]
     (tree / "pyproject.toml").write_text(f"""\
 [build-system]
 requires = {ours["build-system"]["requires"]!r}
@@ -95,7 +97,7 @@ description = "Spark data source for topics of Millrace and Kafka: spark.read.fo
 requires-python = "{project["requires-python"]}"
 license = "{project["license"]}"
 license-files = ["LICENSE"]
-dependencies = {dependencies!r}
+dependencies = {spark_requirements(project)!r}
 
 [tool.setuptools.packages.find]
 include = ["{SPARK_PACKAGE}*"]
@@ -152,7 +154,7 @@ def main(words: list[str]) -> int:
             write(tree)
             build(tree, directory)
         list_materials(whole, "".join(package.text(with_reasons=False) for package in locked), directory / "millrace.cdx.json")
-        list_materials(spark, "".join(f"{name}{bound}\n" for name, bound in SPARK_DEPENDENCIES.items()), directory / "pyspark-millrace.cdx.json")
+        list_materials(spark, "\n".join(spark_requirements(project)), directory / "pyspark-millrace.cdx.json")
     return 0
 
 
