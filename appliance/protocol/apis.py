@@ -181,6 +181,17 @@ CODED_APIS: Final[dict[int, Api]] = {
 }
 """Every API that this package can read and write."""
 
+SHARE_STATE_KEYS: Final = frozenset(
+    {
+        ApiKey.INITIALIZE_SHARE_GROUP_STATE,
+        ApiKey.READ_SHARE_GROUP_STATE,
+        ApiKey.WRITE_SHARE_GROUP_STATE,
+        ApiKey.DELETE_SHARE_GROUP_STATE,
+        ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
+    }
+)
+"""Requests to share coordinators, which only brokers send (KIP-932)."""
+
 NOT_YET_SERVED: Final[frozenset[ApiKey]] = frozenset()
 """APIs with a codec and without a handler."""
 

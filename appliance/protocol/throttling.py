@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from appliance.protocol.apis import CODED_APIS, ApiKey
+from appliance.protocol.apis import CODED_APIS, SHARE_STATE_KEYS, ApiKey
 from appliance.protocol.wire import INT16, INT32
 
 _HEAD_BYTES: Final = 8
@@ -38,11 +38,7 @@ _NONE: Final = frozenset(
         ApiKey.SASL_AUTHENTICATE,
         ApiKey.WRITE_TXN_MARKERS,
         ApiKey.API_VERSIONS,
-        ApiKey.INITIALIZE_SHARE_GROUP_STATE,
-        ApiKey.READ_SHARE_GROUP_STATE,
-        ApiKey.WRITE_SHARE_GROUP_STATE,
-        ApiKey.DELETE_SHARE_GROUP_STATE,
-        ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
+        *SHARE_STATE_KEYS,
     }
 )
 """there is none; or, in ApiVersions, it is between others and is left as it is."""

@@ -17,7 +17,7 @@ from appliance.client.transaction_gate import TransactionVerifier
 from appliance.cluster.state_log import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, ProducerIdentity
 from appliance.ipc.frames import MAX_PAYLOAD_BYTES, Frame
 from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, TRANSACTION_ENDED, KafkaRequest, unpack_ended_transaction, unpack_kafka_request
-from appliance.protocol.apis import ApiKey
+from appliance.protocol.apis import SHARE_STATE_KEYS, ApiKey
 from appliance.protocol.forwarded_apis import COORDINATED_APIS, CoordinatedApi, error_answer
 from appliance.protocol.topic_partitions import PartitionResult, TopicResult
 from appliance.protocol.transaction_apis import TxnOffsetCommitRequest, TxnOffsetCommitResponse
@@ -56,17 +56,7 @@ _IDS: Final = {OFFSETS_TOPIC: ("group_id", "group_ids", "groups"), TRANSACTIONS_
 
 _GROUPS: Final = (OFFSETS_TOPIC,)
 _TRANSACTIONS: Final = (TRANSACTIONS_TOPIC,)
-_WITHOUT_GROUP: Final = frozenset(
-    {
-        ApiKey.SHARE_FETCH,
-        ApiKey.SHARE_ACKNOWLEDGE,
-        ApiKey.INITIALIZE_SHARE_GROUP_STATE,
-        ApiKey.READ_SHARE_GROUP_STATE,
-        ApiKey.WRITE_SHARE_GROUP_STATE,
-        ApiKey.DELETE_SHARE_GROUP_STATE,
-        ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
-    }
-)
+_WITHOUT_GROUP: Final = frozenset({ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE}) | SHARE_STATE_KEYS
 """Requests to leaders of share partitions and to share coordinators: not to the coordinator of the group."""
 _TWO_TOPICS: Final = (OFFSETS_TOPIC, TRANSACTIONS_TOPIC)
 

@@ -16,7 +16,7 @@ from appliance.base.model import NO_TOPIC_ID
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.protocol import config_apis, consumer_group_apis, group_apis, group_offset_apis, share_apis, topic_apis, transaction_apis
-from appliance.protocol.apis import ApiKey
+from appliance.protocol.apis import SHARE_STATE_KEYS, ApiKey
 from appliance.protocol.forwarded_apis import CONTROLLER_APIS, COORDINATED_APIS
 from appliance.protocol.topic_partitions import TopicResult, same_result
 from appliance.security.acl import AclOperation, AclResource
@@ -523,11 +523,7 @@ RULES: Final[dict[ApiKey, Rule]] = {
     ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: _describe_share_offsets,
     ApiKey.ALTER_SHARE_GROUP_OFFSETS: _change_share_offsets(READ),
     ApiKey.DELETE_SHARE_GROUP_OFFSETS: _change_share_offsets(DELETE),
-    ApiKey.INITIALIZE_SHARE_GROUP_STATE: _on_cluster(AclOperation.CLUSTER_ACTION),
-    ApiKey.READ_SHARE_GROUP_STATE: _on_cluster(AclOperation.CLUSTER_ACTION),
-    ApiKey.WRITE_SHARE_GROUP_STATE: _on_cluster(AclOperation.CLUSTER_ACTION),
-    ApiKey.DELETE_SHARE_GROUP_STATE: _on_cluster(AclOperation.CLUSTER_ACTION),
-    ApiKey.READ_SHARE_GROUP_STATE_SUMMARY: _on_cluster(AclOperation.CLUSTER_ACTION),
+    **dict.fromkeys(SHARE_STATE_KEYS, _on_cluster(AclOperation.CLUSTER_ACTION)),
     ApiKey.INIT_PRODUCER_ID: _init_producer_id,
     ApiKey.ADD_PARTITIONS_TO_TXN: _add_partitions,
     ApiKey.ADD_OFFSETS_TO_TXN: _transaction,

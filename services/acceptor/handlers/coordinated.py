@@ -32,7 +32,7 @@ from appliance.cluster.state_log import OFFSETS_TOPIC, SHARE_TOPIC, TRANSACTIONS
 from appliance.ipc.request_frames import AUTO_CREATE, KAFKA_REQUEST, pack_kafka_request
 from appliance.ipc.request_link import ControllerLink, CoordinatorLink
 from appliance.protocol import transaction_apis
-from appliance.protocol.apis import SERVED_APIS, ApiKey
+from appliance.protocol.apis import SERVED_APIS, SHARE_STATE_KEYS, ApiKey
 from appliance.protocol.cluster_apis import GROUP_KEY, SHARE_KEY, TRANSACTION_KEY, Coordinator, decode_find_coordinator, encode_find_coordinator_response
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.schema import response_frame
@@ -67,11 +67,7 @@ COORDINATED_KEYS = frozenset(
         ApiKey.SHARE_GROUP_DESCRIBE,
         ApiKey.SHARE_FETCH,
         ApiKey.SHARE_ACKNOWLEDGE,
-        ApiKey.INITIALIZE_SHARE_GROUP_STATE,
-        ApiKey.READ_SHARE_GROUP_STATE,
-        ApiKey.WRITE_SHARE_GROUP_STATE,
-        ApiKey.DELETE_SHARE_GROUP_STATE,
-        ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
+        *SHARE_STATE_KEYS,
         ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
         ApiKey.ALTER_SHARE_GROUP_OFFSETS,
         ApiKey.DELETE_SHARE_GROUP_OFFSETS,
