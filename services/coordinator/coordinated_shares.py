@@ -49,12 +49,12 @@ from services.coordinator.groups.member import ClientIdentity
 from services.coordinator.groups.ports import KnownTopic
 from services.coordinator.share.share_group_records import ShareGroupPlaces
 from services.coordinator.share.share_groups import ShareGroups, ShareSettings
-from services.coordinator.share.share_leaders import LogBounds, Place, ShareEvent, ShareLeaders
+from services.coordinator.share.share_leaders import LogBounds, ShareEvent, ShareLeaders
 from services.coordinator.share.share_offsets import OnEnds, ShareOffsets
 from services.coordinator.share.share_partition import ShareLimits
 from services.coordinator.share.share_persister import OTHERS_CHANNEL, SharePersister, StateRequester
 from services.coordinator.share.share_sessions import NO_PRODUCER, OnRead, ReadBatch, ShareAsker, SharedRead, ShareRange, ShareSessions
-from services.coordinator.share.share_states import ShareStates
+from services.coordinator.share.share_states import Place, ShareStates
 from services.coordinator.state.state_topic import StateTopic
 
 TIMERS_A_TURN: Final = 64

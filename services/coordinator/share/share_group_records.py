@@ -14,10 +14,10 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
 from appliance.cluster.state_log import LoadedRecord, StateLog, StateRecord, partition_of
 from appliance.protocol.schema import INT32, STRING, UUID, ArrayOf, Field
+from services.coordinator.share.share_states import Place
 from services.coordinator.state.state_format import StateFormat, UnreadableRecord
 from services.coordinator.state.state_topic import TopicCoordinator
 
-Place = tuple[TopicId, int]
 OnWritten = Callable[[ErrorCode], None]
 WRITE_TIMEOUT_MS: Final = 3_000
 

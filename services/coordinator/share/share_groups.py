@@ -26,8 +26,9 @@ from appliance.runtime.timers import Timer, Timers
 from services.coordinator.groups.member import ClientIdentity
 from services.coordinator.groups.ports import NAME_COST, KnownTopic, subscription_cost
 from services.coordinator.share.share_group_records import ShareGroupPlaces
-from services.coordinator.share.share_leaders import SHARES_MAX, LogBounds, Place
+from services.coordinator.share.share_leaders import SHARES_MAX, LogBounds
 from services.coordinator.share.share_persister import SharePersister
+from services.coordinator.share.share_states import Place
 
 SIMPLE: Final = "simple"
 JOIN: Final = 0

@@ -20,10 +20,9 @@ from appliance.protocol.share_state_apis import UNINITIALIZED, KeptBatch, ReadSt
 from appliance.runtime.timers import Timer, Timers
 from services.coordinator.share.share_partition import ShareLimits, SharePartition, StateBatch
 from services.coordinator.share.share_persister import TIMEOUT_MS
-from services.coordinator.share.share_states import ShareKey
+from services.coordinator.share.share_states import Place, ShareKey
 
 OnWritten = Callable[[ErrorCode], None]
-Place = tuple[TopicId, int]
 WINDOW_RUNS_MAX: Final = 1_000_000
 """Of all share partitions of a box, before nothing more is delivered for the first time: at most 300 MB. What a member that has died had in
 hand counts once its lock has ended as one run, so that abandoned groups do not use up what others need."""

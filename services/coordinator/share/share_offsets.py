@@ -19,8 +19,9 @@ from appliance.protocol import share_apis as apis
 from appliance.protocol.share_state_apis import StateResult, StateSummary
 from services.coordinator.share.share_group_records import ShareGroupPlaces
 from services.coordinator.share.share_groups import NAME_CHARACTERS_MAX, SharedTopics, ShareGroups, by_topic
-from services.coordinator.share.share_leaders import SHARES_MAX, Place
+from services.coordinator.share.share_leaders import SHARES_MAX
 from services.coordinator.share.share_persister import SharePersister
+from services.coordinator.share.share_states import Place
 
 OnEnds = Callable[[Mapping[Place, int]], None]
 

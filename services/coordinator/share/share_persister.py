@@ -17,9 +17,8 @@ from appliance.client.peers import OnAnswer
 from appliance.protocol import share_state_apis as apis
 from appliance.protocol.schema import Message
 from appliance.runtime.timers import Timers
-from services.coordinator.share.share_states import ShareKey, ShareStates, state_partition_of
+from services.coordinator.share.share_states import Place, ShareKey, ShareStates, state_partition_of
 
-Place = tuple[TopicId, int]
 TIMEOUT_MS: Final = 5_000
 """Of all attempts together: a client's request waits for it, for which the acceptor waits no more than `ANSWER_TIMEOUT_MS`."""
 RETRY_MS: Final = 50

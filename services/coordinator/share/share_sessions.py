@@ -16,8 +16,9 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
 from appliance.protocol import share_apis as apis
 from services.coordinator.share.share_groups import NAME_CHARACTERS_MAX, ShareSettings
-from services.coordinator.share.share_leaders import HostedShare, LogBounds, Place, ShareEvent, ShareLeaders
+from services.coordinator.share.share_leaders import HostedShare, LogBounds, ShareEvent, ShareLeaders
 from services.coordinator.share.share_partition import Acknowledgement, ShareLimits
+from services.coordinator.share.share_states import Place
 
 FINAL_EPOCH: Final = -1
 READ_BYTES_MAX: Final = 1 << 20

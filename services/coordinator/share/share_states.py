@@ -26,6 +26,8 @@ from appliance.protocol.share_state_apis import KeptBatch
 from services.coordinator.share.share_partition import TERMINAL
 from services.coordinator.state.state_format import StateFormat, UnreadableRecord, version_of
 
+Place = tuple[TopicId, int]
+"""A partition by its topic's id."""
 WRITE_TIMEOUT_MS: Final = 5_000
 INT32_MAX: Final = (1 << 31) - 1
 _ELSEWHERE: Final = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION})

@@ -26,12 +26,12 @@ from services.coordinator.share.share_groups import (
     ShareSettings,
     simple_targets,
 )
-from services.coordinator.share.share_leaders import LogBounds, Place, ShareEvent, ShareLeaders
+from services.coordinator.share.share_leaders import LogBounds, ShareEvent, ShareLeaders
 from services.coordinator.share.share_offsets import OnEnds, ShareOffsets
 from services.coordinator.share.share_partition import ACCEPT, RELEASE, RENEW, ShareLimits
 from services.coordinator.share.share_persister import TIMEOUT_MS, SharePersister
 from services.coordinator.share.share_sessions import LEAVE_MS, OnRead, ReadBatch, ShareAsker, SharedRead, ShareRange, ShareSessions
-from services.coordinator.share.share_states import SHARE_SNAPSHOT, ShareKey, ShareSnapshot, ShareStates, state_partition_of
+from services.coordinator.share.share_states import SHARE_SNAPSHOT, Place, ShareKey, ShareSnapshot, ShareStates, state_partition_of
 from tests.support.group_world import LogInMemory, Replies
 
 TOPIC = TopicId(b"t" * 16)
