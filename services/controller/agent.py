@@ -31,7 +31,7 @@ from services.controller.admin.users import UserAdministration
 from services.controller.box_replicas import BoxReplicas, DiskReports
 from services.controller.controller_server import ControllerServer
 from services.controller.decisions.cluster import Cluster, ControllerContext, topic_id_of
-from services.controller.decisions.config_operations import configs_in_effect, send_reloaded_settings
+from services.controller.decisions.config_operations import configs_in_effect, publish_changed_configs
 from services.controller.disk_commands import DiskCommands
 from services.controller.failover import ControlledShutdown
 from services.controller.hosting import DiskSpaces
@@ -235,7 +235,7 @@ class ControllerAgent:
         self._administration.on_reloaded()
         if self._membership.has_arrived:
             name = f"reload:settings:{self.cluster.reloads}"
-            self._own_runner.start(name, send_reloaded_settings(self.cluster, former), self._on_settings_sent)
+            self._own_runner.start(name, publish_changed_configs(self.cluster, former), self._on_settings_sent)
 
     def _on_settings_sent(self, outcome: OperationOutcome) -> None:
         if outcome.failure is not None:

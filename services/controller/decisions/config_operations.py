@@ -40,7 +40,7 @@ from services.controller.decisions.cluster import Cluster
 from services.controller.zookeeper import broker_registry, topic_registry
 from services.controller.zookeeper.config_changes import ConfigChange
 from services.controller.zookeeper.operation import DiskCommand, Operation, Publish, all_of
-from services.controller.zookeeper.requests import BadVersion, Create, MultiFailed, NodeExists, NoNode, Request, SetData
+from services.controller.zookeeper.requests import BadVersion, Create, MultiFailed, Node, NodeExists, NoNode, Request, SetData
 from services.controller.zookeeper.topic_registry import TopicState
 
 ATTEMPTS_MAX = 5
@@ -186,12 +186,11 @@ def reload_box_configs(cluster: Cluster) -> Operation[None]:
     """Load them after a notification; log-writers get what changes for their topics."""
     former = configs_in_effect(cluster)
     yield from load_box_configs(cluster)
-    yield from send_changed_configs(cluster, former)
-    yield Publish()
+    yield from publish_changed_configs(cluster, former)
 
 
-def send_reloaded_settings(cluster: Cluster, former: Mapping[TopicId, Mapping[str, str]]) -> Operation[None]:
-    """Send what the reloaded settings of this box change for its topics."""
+def publish_changed_configs(cluster: Cluster, former: Mapping[TopicId, Mapping[str, str]]) -> Operation[None]:
+    """Send the configs of topics that differ from the `former` ones to the log-writers, then publish the image."""
     yield from send_changed_configs(cluster, former)
     yield Publish()
 
@@ -228,18 +227,27 @@ def alter_group_config(cluster: Cluster, group_id: str, change: ConfigChange, va
         data = encode_group_configs(configs)
         if len(data) > GROUP_CONFIGS_BYTES_MAX:
             raise RequestRefused(ErrorCode.POLICY_VIOLATION, f"The configs of all groups would have {len(data)} bytes, and may have {GROUP_CONFIGS_BYTES_MAX}.")
-        write = Create(GROUP_CONFIGS, data) if node is None else SetData(GROUP_CONFIGS, data, node.version)
-        notification = Create(f"{CONFIG_CHANGES}/{CONFIG_CHANGE_PREFIX}", encode_config_change(GROUPS_ENTITY), sequence=True)
-        try:
-            yield from cluster.own_writes().guard((write, notification))
-        except MultiFailed as refused:
-            if isinstance(refused.cause, BadVersion | NodeExists):
-                continue  # another box wrote it between our read and our write: read again
-            raise
+        if not (yield from _write_node(cluster, GROUP_CONFIGS, node, data, GROUPS_ENTITY)):
+            continue
         cluster.group_configs, cluster.group_configs_problem = decode_group_configs(data), None
         yield Publish()
         return
     raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, f"the configs of group '{group_id}' were changed by others at the same time; try again")
+
+
+def _write_node(cluster: Cluster, path: str, node: Node | None, data: bytes, entity: str) -> Operation[bool]:
+    """Write a node in place of `node`, and notify all boxes. False if another box wrote it since it
+    was read: read it again.
+    """
+    write = Create(path, data) if node is None else SetData(path, data, node.version)
+    notification = Create(f"{CONFIG_CHANGES}/{CONFIG_CHANGE_PREFIX}", encode_config_change(entity), sequence=True)
+    try:
+        yield from cluster.own_writes().guard((write, notification))
+    except MultiFailed as refused:
+        if isinstance(refused.cause, BadVersion | NodeExists):
+            return False
+        raise
+    return True
 
 
 def alter_box_config(cluster: Cluster, name: str, change: ConfigChange, validate_only: bool) -> Operation[None]:
@@ -253,18 +261,10 @@ def alter_box_config(cluster: Cluster, name: str, change: ConfigChange, validate
         config = change(current)
         if validate_only or config == current:
             return
-        data = encode_config(config)
-        write = Create(path, data) if node is None else SetData(path, data, node.version)
-        notification = Create(f"{CONFIG_CHANGES}/{CONFIG_CHANGE_PREFIX}", encode_config_change(f"brokers/{name}"), sequence=True)
-        try:
-            yield from cluster.own_writes().guard((write, notification))
-        except MultiFailed as refused:
-            if isinstance(refused.cause, BadVersion | NodeExists):
-                continue  # another box wrote it between our read and our write: read again
-            raise
+        if not (yield from _write_node(cluster, path, node, encode_config(config), f"brokers/{name}")):
+            continue
         former = configs_in_effect(cluster)
         cluster.use_box_configs(name, config, node.version + 1 if node is not None else 0)
-        yield from send_changed_configs(cluster, former)
-        yield Publish()
+        yield from publish_changed_configs(cluster, former)
         return
     raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, "the configs were changed by others at the same time; try again")
