@@ -9,8 +9,6 @@ may send in clear text what the user wants to protect; all others are ignored. W
 
 from __future__ import annotations
 
-import base64
-import os
 import re
 import socket
 import ssl
@@ -27,7 +25,7 @@ from appliance.protocol.sasl_apis import SaslAuthenticateRequest, SaslHandshakeR
 from appliance.security.listeners import MECHANISMS, PLAIN, PROTOCOLS, SSL, boxes_use_tls, is_encrypted, uses_sasl
 from appliance.security.oauth import OAUTHBEARER
 from appliance.security.principals import ACTING, ActingFor
-from appliance.security.scram import NONCE_BYTES, SCRAM_MECHANISMS, ScramClient, ScramFailed
+from appliance.security.scram import ScramFailed
 
 _NAMES: Final = {
     "security.protocol",
@@ -123,16 +121,17 @@ class ClientSecurity(NamedTuple):
                 raise AuthenticationFailed(f"the broker at {address} refused {whom}: {answered.error_message}")
             return bytes(answered.auth_bytes)
 
-        if self.mechanism == PLAIN:
-            exchange(f"\0{self.user}\0{self.password}".encode())
-            return
         if self.mechanism == OAUTHBEARER:
             if exchange(b"n,,\x01auth=Bearer " + _token(self.token_file) + b"\x01\x01"):
                 exchange(b"\x01")  # which is answered by the reason
             return
-        client = ScramClient(SCRAM_MECHANISMS[self.mechanism], self.user, self.password, base64.b64encode(os.urandom(NONCE_BYTES)).decode())
+        tokens = PeerLogin(self.mechanism, self.user, self.password).tokens()
         try:
-            client.check(exchange(client.respond(exchange(client.first))))
+            answer = exchange(next(tokens))
+            while True:
+                answer = exchange(tokens.send(answer))
+        except StopIteration:
+            return
         except ScramFailed as failed:
             raise AuthenticationFailed(f"the broker at {address} cannot be trusted: {failed}") from failed
 

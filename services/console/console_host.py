@@ -195,7 +195,7 @@ class HostFigures:
             tokens = login.tokens()
             host_topic.check_handshake(await self._exchange(host_topic.handshake_request(LOGIN_ID, login.mechanism)), LOGIN_ID)
             token = next(tokens)
-            while token is not None:
+            while True:
                 answer = host_topic.authenticate_answer(await self._exchange(host_topic.authenticate_request(LOGIN_ID, token)), LOGIN_ID)
                 try:
                     token = tokens.send(answer)
