@@ -286,6 +286,7 @@ class AcceptorAgent:
         return CredentialFollower(self._context.layout, self._context.log)
 
     def on_reloaded(self) -> None:
+        """Use changed bounds of connections: from the settings file, or altered while the box runs."""
         self._connections.set_connections_max(self._wanted(CONNECTIONS_MAX))
         self._connections.rates.wanted = self._wanted(CREATION_RATE)
 

@@ -214,8 +214,8 @@ class BoxKeeper:
         return described | {"since": snapshot.started_wall_ms, "restarts": _restarts(snapshot)}
 
     def on_disk_order(self, order: dict[str, str]) -> dict[str, str]:
-        """Apply a disk order. The command starts and stops the units afterwards, which requires
-        root."""
+        """Apply a disk order or a reload. The command starts and stops the units afterwards, which
+        requires root."""
         if order.get("verb") == RELOAD and self._reload is not None:
             self.box, answer = self._reload.answer(self.box, order, self.log)
             return answer

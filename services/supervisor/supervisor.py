@@ -361,8 +361,8 @@ class Supervisor:
     # --- disk orders ---
 
     def _on_disk_order(self, order: dict[str, str]) -> dict[str, str]:
-        """Apply `millrace disk add | remove | replace`; returns the disk or the error for the
-        client."""
+        """Apply `millrace disk add | remove | replace`, or `config reload`; returns the answer or the
+        error for the client."""
         if order.get("verb") == RELOAD and self._reload is not None:
             return self._on_reload(order)
         try:
