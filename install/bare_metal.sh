@@ -215,7 +215,7 @@ Millrace $1 $(how_it_is): Kafka $LISTEN:$(port_of kafka 9092), syslog $LISTEN:$(
   millrace status            processes, disks, topics          millrace doctor     is this machine fit for it?
   journalctl -u 'millrace*'  what it says                      $SETTINGS_FILE      settings
   logger -n $ADVERTISE -P $(port_of syslog 514) -d --rfc5424 "disk d3 is warm"; millrace topic tail syslog --from-beginning --max 1
-WARNING: there are no users and no ACLs yet. Whoever reaches these ports may read and write every record.$(narrower_words)
+WARNING: until docs/security.md is followed, whoever reaches these ports may read and write every record.$(narrower_words)
 To undo: $(undo_words); sudo $PREFIX/current/install.sh --uninstall (data, state and settings stay)
 REPORT
 }

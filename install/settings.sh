@@ -59,7 +59,7 @@ data = [$(printf '"%s", ' "${DISKS[@]}" | sed 's/, $//')]
 # ZooKeeper's data and the box's identity. Never on a log disk: a hung disk must not take the metadata with it.
 state = "$STATE_DIRECTORY"
 
-# Where it listens; 0.0.0.0 is every address of this machine. There are no users and no ACLs yet: any client that reaches these ports may read and write.
+# Where it listens; 0.0.0.0 is every address of this machine. Until docs/security.md is followed, any client that reaches these ports may read and write.
 listen = "$LISTEN"
 kafka-port = 9092
 syslog-port = 514 # UDP and TCP

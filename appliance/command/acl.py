@@ -86,7 +86,7 @@ def add(
 ) -> None:
     """Allow (or deny) operations on a resource to a principal.
 
-    Example: millrace acl add --principal User:alice --operation Read --topic app- --prefixed
+    Example: millrace acl add --principal User:alice --operation Read --topic app- --prefixed --host 10.0.0.7
     """
     named = _named(topic, group, transactional_id, cluster)
     if named is None or not operation:
