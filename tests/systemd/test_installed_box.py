@@ -218,12 +218,9 @@ def test_a_line_that_comes_by_syslog_is_read_by_a_kafka_client_from_the_page_cac
         assert installed.metric("millrace_fetch_cold_reads_total") == cold_before, "its unit lets an acceptor ask what is in the page cache"
 
 
-def test_the_journal_is_read_and_a_changed_file_is_reloaded_by_commands_and_units(installed: InstalledBox) -> None:
+def test_a_changed_file_is_reloaded_by_commands_and_units(installed: InstalledBox) -> None:
     installed.await_all_active()
     installed.millrace("topic", "create", "reloaded")
-    read = "millrace logs --json --event 'audit.topic.*'"
-    eventually(lambda: "topic reloaded: done" in installed.box.output(read), "the event is in the journal")
-    assert "log-writer@d0" in installed.millrace("logs", "--process", "log-writer@d0", "--disk", "d0").stdout
     settings = "/etc/millrace/millrace.toml"
     before = installed.box.output("millrace config reload --json")
     assert json.loads(before)["needs_restart"] == {}, before
