@@ -21,7 +21,7 @@ BYTES_MAX: Final = 1_024
 
 
 class PeerLogin(NamedTuple):
-    """Mechanism, user and password: of a box, or of who runs a command (`client.security`)."""
+    """Mechanism, user and password: of a box, or of the user of a command (`client.security`)."""
 
     mechanism: str
     user: str
