@@ -41,8 +41,6 @@ IDLE_MS: Final = 90_000
 IDLE_LOOK_MS: Final = 10_000
 LEAVE_MS: Final = 5_000
 """A member that leaves its group sends its last acknowledgements at the same time, by another connection."""
-
-
 _ACKNOWLEDGE_ERRORS: Final = {
     ErrorCode.FENCED_LEADER_EPOCH: ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.FENCED_STATE_EPOCH: ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -50,8 +48,6 @@ _ACKNOWLEDGE_ERRORS: Final = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
 }
 """What a client hears of a write that failed; of others COORDINATOR_NOT_AVAILABLE."""
-
-
 NO_PRODUCER: Final = -1
 
 
