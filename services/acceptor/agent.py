@@ -53,6 +53,7 @@ from services.acceptor.inter_broker import InterBrokerGate
 if TYPE_CHECKING:
     from appliance.cluster.credential_image import CredentialFollower
     from services.acceptor.audit.audit_topic import AuditTopic
+    from services.acceptor.authorization.request_judge import RequestJudge
 
 SWEEP_NS = 1_000_000_000
 LOG_READER_DEADLINE_MS = 10_000
@@ -135,6 +136,23 @@ class AcceptorAgent:
         if authorizer is not None:
             authorizer.on_denied = self._audit.on_denied
         self._connections.audit_by(self._audit)
+        handlers, forwarded = self._make_handlers(judge)
+        self._dispatch = Dispatch(self._produce, handlers) if authorizer is None else AuthorizedDispatch(self._produce, handlers, authorizer)
+        self._connections.serve(self._dispatch.on_request, self._cold)
+        self._throttles = ClientThrottles(context, self._dispatch.on_request, self._connections.mute, self._connections.unmute, self._inter_broker.is_box)
+        self._connections.on_closed = self._throttles.forget
+        forwarded.on_throttled = self._throttles.on_mutation
+        self._quotas = QuotaFollower(context.layout, context.log)
+        self._audit.follow_access(self._quotas, self._find_credentials)
+        self._arena_used_bytes = counters.gauge("acceptor.arena_used_bytes")
+        self._requests_parked = counters.gauge("acceptor.parked")
+        self._next_sweep_ns = 0
+        self._ready = False
+        self._wait_for_disks_until_ns = self._clock.monotonic_ns() + WAIT_FOR_DISKS_NS
+
+    def _make_handlers(self, judge: RequestJudge | None) -> tuple[dict[int, Handler], ForwardedHandler]:
+        """Return the handlers by API key, and the one of requests to the controller. `judge`: None without an authorizer."""
+        context, box, counters, mark_dirty = self._context, self._context.box, self._context.counters, self._connections.mark_dirty
         forwarded = ForwardedHandler(self._controller, mark_dirty, judge, self._inter_broker.is_box)
         handlers: dict[int, Handler] = dict.fromkeys(SERVED_APIS, forwarded)
         coordinated = CoordinatedHandler(self._coordinator, self._view, self._controller, mark_dirty, box.integer("offsets.commit.timeout.ms"), judge)
@@ -156,18 +174,7 @@ class AcceptorAgent:
         forwarded.audit = coordinated.audit = delete_records.audit = metadata.audit = self._audit
         for key in RESTRICTED_APIS:
             handlers[key] = InterBrokerHandler(ApiKey(key), handlers[key], self._inter_broker, mark_dirty)
-        self._dispatch = Dispatch(self._produce, handlers) if authorizer is None else AuthorizedDispatch(self._produce, handlers, authorizer)
-        self._connections.serve(self._dispatch.on_request, self._cold)
-        self._throttles = ClientThrottles(context, self._dispatch.on_request, self._connections.mute, self._connections.unmute, self._inter_broker.is_box)
-        self._connections.on_closed = self._throttles.forget
-        forwarded.on_throttled = self._throttles.on_mutation
-        self._quotas = QuotaFollower(context.layout, context.log)
-        self._audit.follow_access(self._quotas, self._find_credentials)
-        self._arena_used_bytes = counters.gauge("acceptor.arena_used_bytes")
-        self._requests_parked = counters.gauge("acceptor.parked")
-        self._next_sweep_ns = 0
-        self._ready = False
-        self._wait_for_disks_until_ns = self._clock.monotonic_ns() + WAIT_FOR_DISKS_NS
+        return handlers, forwarded
 
     # -- duty cycle
 
