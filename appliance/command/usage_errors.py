@@ -91,4 +91,6 @@ def own_words(error: Any, context: Any) -> str:
     elif wrong := re.match(r"No such command '([^']*)'", message):
         known = get_close_matches(wrong[1], context.command.commands, 2)
     meant = f"; did you mean {' or '.join(known)}?" if known else ""
+    if kind == "NoSuchOption" and not error.option_name.startswith("--") and any(each.param_type_name == "argument" for each in context.command.params):
+        meant += "; arguments that begin with - come behind --"
     return terminal_text(f"{subject}: {words}{meant}" if subject else f"{words}{meant}")

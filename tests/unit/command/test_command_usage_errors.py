@@ -31,6 +31,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
+        ("search -debug", "millrace search: there is no option -d; arguments that begin with - come behind --"),
         ("topic trim --befor 1 x", "millrace topic trim: there is no option --befor; did you mean --before?"),
         ("topic lis", "millrace topic: there is no command lis; did you mean list?"),
         ("topic create", "millrace topic create: NAME is missing"),
