@@ -1,7 +1,8 @@
 """SQL over Delta tables by DuckDB, each a view that has the name of its topic.
 
 DuckDB itself reads and writes no file: external access and its local file system are off, and settings are locked. Tables come through
-deltalake as Arrow datasets, which take columns and filters, so that files and row groups that cannot match are not read. Every value becomes
+deltalake as Arrow datasets, which take columns and filters, so that files and row groups that cannot match are not read; a file is left out
+only by bounds of `partition`, `offset` and `timestamp` that Delta's log has. Every value becomes
 text in DuckDB: a record's time may be any number, and Python's has no year 100,000. Weak: `memory_bytes` bounds DuckDB's memory, not what
 Arrow reads ahead of it.
 """
@@ -10,10 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
@@ -24,6 +28,7 @@ _NUMBERS = frozenset(
     ("tinyint", "smallint", "integer", "bigint", "hugeint", "utinyint", "usmallint", "uinteger", "ubigint", "uhugeint", "decimal", "float", "double")
 )
 _NESTED = frozenset(("list", "struct", "map", "array", "union"))
+_BOUNDED = ("partition", "offset", "timestamp")
 _READING = frozenset((duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN))
 
 
@@ -96,7 +101,7 @@ class TableQuery:
             if (other := found.setdefault(topic.lower(), topic)) != topic and is_sure:
                 raise QueryRefused(f"tables {other} and {topic} differ by capitals only, which SQL does not see; query one of them at a time")
             try:
-                self._connection.register(name, DeltaTable(self._directories[topic]).to_pyarrow_dataset())
+                self._connection.register(name, _files(DeltaTable(self._directories[topic])))
             except (DeltaError, OSError, pa.ArrowException) as error:
                 if is_sure:
                     raise QueryFailed(f"could not open the table {self._directories[topic]}: {error}") from error
@@ -108,6 +113,39 @@ class TableQuery:
         if len(alike) > 1:
             raise QueryRefused(f"tables {' and '.join(sorted(alike))} differ by capitals only; write the name as one of them is written")
         return alike[0] if alike else None
+
+
+def _files(table: DeltaTable) -> ds.FileSystemDataset:
+    """Return the files of a table, each with what Delta's log says of the columns of `_BOUNDED`.
+
+    What deltalake 1.6 says of a file compares each column without statistics with null, and a filter of such a column then leaves out the file.
+    """
+    dataset = table.to_pyarrow_dataset()
+    if table.metadata().partition_columns:
+        raise DeltaError("it has partition columns, as no table of a box has")
+    actions = pa.table(table.get_add_actions(flatten=True))
+    bounds = {path: _bounds(actions, row) for row, path in enumerate(actions.column("path").to_pylist())}
+    fragments = [
+        dataset.format.make_fragment(fragment.path, filesystem=dataset.filesystem, partition_expression=bounds.get(fragment.path))
+        for fragment in dataset.get_fragments()
+    ]  # fmt: skip
+    return ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
+
+
+def _bounds(actions: pa.Table, row: int) -> pc.Expression | None:
+    """Return what is true of each row of a file. A largest time is cut to milliseconds in the log."""
+    known = None
+    for name in _BOUNDED:
+        if not {f"min.{name}", f"max.{name}", f"null_count.{name}"} <= set(actions.column_names):
+            continue
+        low, high = actions.column(f"min.{name}")[row], actions.column(f"max.{name}")[row]
+        if not low.is_valid or not high.is_valid or actions.column(f"null_count.{name}")[row].as_py() != 0:
+            continue
+        if pa.types.is_timestamp(high.type):
+            high = pc.add(high, pa.scalar(timedelta(milliseconds=1)))
+        within = (ds.field(name) >= low) & (ds.field(name) <= high)
+        known = within if known is None else known & within
+    return known
 
 
 @contextmanager

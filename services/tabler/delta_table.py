@@ -27,6 +27,8 @@ STAGING = "_millrace_staging"
 BAD = "_bad"
 """Directory in a table, which readers and vacuum pass over: the table of its bad records."""
 TOPIC_ID_KEY = "millrace.topic.id"
+STATISTICS = {"delta.dataSkippingStatsColumns": "partition,offset,timestamp"}
+"""The columns that have statistics. Unless the table says so, deltalake 1.6 finds no row by a filter of another column."""
 LOST_KEY = "millrace.lost"
 LOST_SHOWN_MAX = 100
 SMALL_BYTES, COMPACTED_BYTES = 32 << 20, 128 << 20
@@ -174,7 +176,7 @@ class DeltaTopicTable:
         with trouble("create the table", self._directory):
             self._table = DeltaTable.create(
                 self._directory, schema, mode="ignore", name=self._topic, description=f"topic {self._topic} of millrace",
-                configuration={TOPIC_ID_KEY: str(self._topic_id)}, raise_if_key_not_exists=False,
+                configuration={TOPIC_ID_KEY: str(self._topic_id), **STATISTICS}, raise_if_key_not_exists=False,
             )  # fmt: skip
             self._table = DeltaTable(self._directory)
             self._check_owner("")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -139,6 +140,8 @@ def test_lines_of_senders_have_columns(box: RunningBox, location: Path) -> None:
     assert sorted(row["message"] for row in found) == [f"disk {number} is warm" for number in range(3)]
     assert {(row["severity_name"], row["facility_name"], row["value"], row["problem"]) for row in found} == {("err", "daemon", None, None)}
     assert query(box, "select severity_name, count(*) as lines from syslog group by 1") == [{"severity_name": "err", "lines": 3}]
+    (documented,) = re.findall(r"^\$ millrace query '(.*)'$", Path("docs/tables.md").read_text(), re.MULTILINE)
+    assert [row["count_star()"] for row in query(box, documented)] == [3], documented
 
 
 def test_fields_of_json_are_columns_and_other_records_are_in_the_table_of_bad_ones(box: RunningBox, location: Path) -> None:
