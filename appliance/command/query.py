@@ -35,6 +35,8 @@ EXPLAINED = ["explain_key", "explain_value"]
 JSON_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 CSV_QUOTED = frozenset('",\r\n')
 NAMED_MAX = 20
+SUGGESTED = re.compile(r'^Did you mean "[^\n]*\n?', re.MULTILINE)
+"""DuckDB's own tables, such as `pg_enum`."""
 INTERRUPT_SECONDS = 0.1
 """An interrupt before DuckDB begins has no effect, so it is repeated."""
 
@@ -82,7 +84,7 @@ def query(
         if "Table with name" not in str(failed):
             raise
         known = ", ".join(sorted(topics)[:NAMED_MAX]) or "none"
-        raise QueryFailed(f"{failed}\n\nTables of this box: {known} (millrace table list)") from failed
+        raise QueryFailed(f"{SUGGESTED.sub('', str(failed))}\n\nTables of this box: {known} (millrace table list)") from failed
 
 
 class RunningQuery:

@@ -29,6 +29,7 @@ _NUMBERS = frozenset(
 )
 _NESTED = frozenset(("list", "struct", "map", "array", "union"))
 _BOUNDED = ("partition", "offset", "timestamp")
+_NAMED_MAX = 50
 _READING = frozenset((duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN))
 
 
@@ -57,6 +58,7 @@ class TableQuery:
         pa.set_cpu_count(threads)
         limits = {"memory_limit": f"{memory_bytes}B", "threads": str(threads), "temp_directory": "", "python_enable_replacements": "false"}
         extensions = dict.fromkeys(("autoinstall_known_extensions", "autoload_known_extensions", "allow_community_extensions"), "false")
+        self._columns: dict[str, list[str]] = {}
         self._connection = duckdb.connect(config={**limits, **extensions, "allow_persistent_secrets": "false"})
         for setting in ("disabled_filesystems = 'LocalFileSystem'", "enable_external_access = false", "TimeZone = 'UTC'", "lock_configuration = true"):
             self._connection.execute(f"SET {setting}")
@@ -68,7 +70,10 @@ class TableQuery:
             if len(statements) != 1 or statements[0].type not in _READING:
                 raise QueryRefused("write one query: SELECT, FROM, WITH, DESCRIBE, SUMMARIZE, or EXPLAIN of one; tables are read only")
             self._make_views(sql)
-            found = self._connection.sql(sql)
+            try:
+                found = self._connection.sql(sql)
+            except duckdb.BinderException as error:
+                raise QueryFailed(self._with_columns(str(error).rstrip())) from error
             kinds = [_kind(kind) for kind in found.types]
             columns = [
                 ResultColumn(title, kind in _NUMBERS, kind in _NESTED, kind == "boolean")
@@ -101,10 +106,21 @@ class TableQuery:
             if (other := found.setdefault(topic.lower(), topic)) != topic and is_sure:
                 raise QueryRefused(f"tables {other} and {topic} differ by capitals only, which SQL does not see; query one of them at a time")
             try:
-                self._connection.register(name, _files(DeltaTable(self._directories[topic])))
+                dataset = _files(DeltaTable(self._directories[topic]))
+                self._connection.register(name, dataset)
+                self._columns[name] = dataset.schema.names
             except (DeltaError, OSError, pa.ArrowException) as error:
                 if is_sure:
                     raise QueryFailed(f"could not open the table {self._directories[topic]}: {error}") from error
+
+    def _with_columns(self, problem: str) -> str:
+        """Add the columns that there are, if the problem is one that is not: DuckDB names those alike only."""
+        if not any(words in problem for words in ("Referenced column", "have a column named", "does not exist on")):
+            return problem
+        for name, columns in self._columns.items():
+            more = f" and {len(columns) - _NAMED_MAX} more" if len(columns) > _NAMED_MAX else ""
+            problem += f"\n\nColumns of {name}: {', '.join(columns[:_NAMED_MAX])}{more}"
+        return problem
 
     def _topic(self, name: str) -> str | None:
         if name in self._directories:

@@ -116,11 +116,15 @@ def test_names_that_cannot_be_meant_are_said(ask: Ask) -> None:
         ("delete from logs", "write one query"),
         ("create table x (a int)", "write one query"),
         ("selec 1", 'Parser Error: syntax error at or near "selec"'),
-        ("select nothing from logs", 'Referenced column "nothing" not found'),
+        ("select nothing from logs", "Columns of logs: partition, offset, timestamp, value, headers, load, ok"),
+        ("select l.nothing from logs l", "Columns of logs: partition, offset"),
+        ("select * from logs a join logs b using (nothing)", "Columns of logs"),
+        ("select * from logs where nothing = 1", 'Referenced column "nothing" not found'),
         ("select 'x'::int from logs", "Could not convert string 'x'"),
     ):
         error = ask(sql).exception
         assert isinstance(error, UsageProblem if "write one" in words or "capitals" in words else QueryFailed) and words in str(error), (sql, error)
+        assert "pg_" not in str(error), "tables of DuckDB are not meant"
     assert isinstance(ask("select 1", "--json", "--csv").exception, UsageProblem)
 
 
