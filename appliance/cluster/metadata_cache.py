@@ -4,8 +4,9 @@ is).
 Produce and fetch find a partition by name or id in one dictionary look-up. The result, a
 `LocalReplica`, names disk, row and row generation; each use reads the row itself again. So a change
 of roles, of which a failover brings thousands, changes nothing here, and a new image only what
-differs in it. Owned by one acceptor, ingest or coordinator. Weak: when a row is added or removed,
-all rows of all tables are indexed again (0.3 ms per 1,000).
+differs in it. A row on a disk where the image does not place its partition is no replica. Owned by
+one acceptor, ingest or coordinator. Weak: when a row is added or removed, all rows of all tables
+are indexed again (0.3 ms per 1,000).
 """
 
 from __future__ import annotations
@@ -212,6 +213,8 @@ class MetadataCache:
         for number, partition in enumerate(topic.partitions):
             if has_same_config and number < len(known) and (known[number] is partition or known[number] == partition):
                 continue
+            if number >= len(known) or known[number][4:6] != partition[4:6]:  # its disks
+                self._must_place = True
             placement = self.by_name.get((topic.name, number))
             if placement is not None:
                 self._configure(placement, topic)
@@ -257,6 +260,8 @@ class MetadataCache:
                 if topic is None or row_key is None:
                     continue
                 partition = row_key[1]
+                if partition < len(topic.partitions) and not topic.partitions[partition].may_lie_on(disk):
+                    continue  # an orphan, of a disk that was added with old logs
                 key = (topic.name, partition)
                 placement = previous.get(key)
                 if placement is None or placement.table is not table or placement.row != index or placement.row_generation != row_generation:

@@ -81,6 +81,10 @@ class PartitionImage(NamedTuple):
     moving_to: str | None = None
     partition_epoch: int = 0
 
+    def may_lie_on(self, disk: str) -> bool:
+        """Whether a log on this disk can be the partition's: another one is an orphan."""
+        return self.disk is None or disk in (self.disk, self.moving_to)
+
 
 class TopicImage(NamedTuple):
     """One topic.
@@ -145,6 +149,11 @@ class MetadataImage:
     @classmethod
     def empty(cls) -> MetadataImage:
         return cls(0, "", -1, {}, {})
+
+    def is_in_place(self, disk: str, topic_id: bytes, partition: int) -> bool:
+        """Whether a row of this disk may be the replica of its partition; True for an unknown one."""
+        topic = self.topics_by_id.get(TopicId(topic_id))
+        return topic is None or partition >= len(topic.partitions) or topic.partitions[partition].may_lie_on(disk)
 
     def brokers_at(self, listener: str) -> dict[int, BrokerImage]:
         """Return the brokers that have a listener, each with its host and port there."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
 from appliance.cluster.metadata_image import MetadataImage
-from appliance.command.box_status import DiskStatus, ProcessStatus, Reading, describe_disks, read_shared_memory
+from appliance.command.box_status import DiskStatus, ProcessStatus, Reading, describe_disks, read_shared_memory, rows_in_place
 from appliance.runtime.process_cost import read_cost, read_pss_bytes
 from appliance.shm.counters import LABEL_BYTES
 from appliance.shm.histogram import EMPTY_READING, HistogramReading, add_readings
@@ -205,7 +205,12 @@ def activity_between(box: dict[str, Any], image: MetadataImage, processes: list[
         [_process(process, before, after, seconds) for process in processes],
         [_disk(disk, before.reading, after.reading, seconds) for disk in describe_disks(box["disks"], after.reading)],
         describe_traffic(
-            image, _rows(before.reading), _rows(after.reading), _labels(before.reading, "acceptor@"), _labels(after.reading, "acceptor@"), seconds
+            image,
+            rows_in_place(image, before.reading.rows),
+            rows_in_place(image, after.reading.rows),
+            _labels(before.reading, "acceptor@"),
+            _labels(after.reading, "acceptor@"),
+            seconds,
         ),
         [_request(name, counter, histogram, before.reading, after.reading, seconds) for name, (counter, histogram) in REQUESTS.items()],
         _syslog(before.reading, after.reading, seconds),
@@ -247,10 +252,6 @@ def _syslog(before: Reading, after: Reading, seconds: float) -> SyslogActivity:
     received, stored, counted, resent, dropped, duplicate = (total(after, f"ingest.{counter}") for counter in names)
     in_flight = max(received - stored - duplicate - counted, 0)
     return SyslogActivity(round(rise(before, after, "ingest.received") / seconds, 1), received, stored, counted, in_flight, resent, dropped, duplicate)
-
-
-def _rows(reading: Reading) -> dict[tuple[bytes, int], Any]:
-    return {(bytes(row.topic_id), row.partition): row for _, row in reading.rows}
 
 
 def _labels(reading: Reading, kind: str) -> dict[str, int]:

@@ -54,11 +54,16 @@ DISK_TROUBLES = {
 """States of a disk in which its table looks well: that of a hung disk or of a dead log-writer is of the moment before."""
 
 
+def rows_in_place(image: MetadataImage, rows: Iterable[tuple[str, Row]]) -> dict[tuple[bytes, int], Row]:
+    """Return the rows by topic id and partition, without those of orphans."""
+    return {(bytes(row.topic_id), row.partition): row for disk, row in rows if image.is_in_place(disk, row.topic_id, row.partition)}
+
+
 def describe_topics(
     image: MetadataImage, rows: Iterable[tuple[str, Row]], broker_id: int, disk_states: Mapping[str, str] = MappingProxyType({})
 ) -> list[TopicStatus]:
     """Every topic of the image, by name."""
-    by_partition = {(row.topic_id, row.partition): row for _, row in rows}
+    by_partition = rows_in_place(image, rows)
     described = []
     for name, topic in sorted(image.topics.items()):
         here = [by_partition.get((bytes(topic.topic_id), partition)) for partition in range(len(topic.partitions))]
@@ -398,7 +403,7 @@ def measure(layout: BoxLayout, box: dict[str, Any]) -> BoxStatus:
 
 
 def describe_cluster(image: MetadataImage, reading: Reading, broker_id: int, zookeeper: str = "") -> ClusterStatus:
-    by_partition = {(row.topic_id, row.partition): row for _, row in reading.rows}
+    by_partition = rows_in_place(image, reading.rows)
     controller = reading.counters.get("controller")
     runs = controller is None or controller.is_alive
     has_zookeeper = controller is None or not runs or bool(controller.values.get("controller.zookeeper_connected", 1))

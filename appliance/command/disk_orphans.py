@@ -185,7 +185,7 @@ def orphan_reason(image: MetadataImage, broker_id: int, disk: str, topic: str, p
     if partition < len(known.partitions):
         placed = known.partitions[partition]
         if broker_id in placed.replicas:
-            if disk in (placed.disk or disk, placed.moving_to):
+            if placed.may_lie_on(disk):
                 return ""
             if placed.disk in away:
                 return f"{PLACED_ELSEWHERE}, on disk {placed.disk} ({away[placed.disk]}): perhaps the only copy, not removed"

@@ -76,10 +76,10 @@ def high_watermarks(sample: BoxSample) -> dict[str, dict[int, int]]:
     """Return topic → partition → high watermark, for the partitions on this box."""
     names = {bytes(topic.topic_id): name for name, topic in sample.image.topics.items()}
     found: dict[str, dict[int, int]] = {}
-    for look in sample.disks.values():
+    for disk, look in sample.disks.items():
         for held in look.partitions:
             name = names.get(held.row.topic_id)
-            if name is not None:
+            if name is not None and sample.image.is_in_place(disk, held.row.topic_id, held.row.partition):
                 found.setdefault(name, {})[held.row.partition] = held.row.high_watermark
     return found
 

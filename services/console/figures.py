@@ -41,9 +41,10 @@ class TopicFigures(NamedTuple):
 def topic_figures(sample: BoxSample) -> list[TopicFigures]:
     """Return the figures of all topics in the metadata image."""
     held: dict[tuple[bytes, int], tuple[str, SampledPartition]] = {}
-    for look in sample.disks.values():
+    for disk, look in sample.disks.items():
         for partition in look.partitions:
-            held[partition.row.topic_id, partition.row.partition] = look.state, partition
+            if sample.image.is_in_place(disk, partition.row.topic_id, partition.row.partition):
+                held[partition.row.topic_id, partition.row.partition] = look.state, partition
     return [
         _figures(name, topic.partitions, [held.get((bytes(topic.topic_id), number)) for number in range(len(topic.partitions))], sample.box.broker_id)
         for name, topic in sample.image.topics.items()
@@ -162,7 +163,12 @@ def _topics(sample: BoxSample) -> dict[str, Values]:
 
 def _replication(sample: BoxSample) -> dict[str, Values]:
     image = sample.image
-    rows = {(held.row.topic_id, held.row.partition): held.row for look in sample.disks.values() for held in look.partitions}
+    rows = {
+        (held.row.topic_id, held.row.partition): held.row
+        for disk, look in sample.disks.items()
+        for held in look.partitions
+        if image.is_in_place(disk, held.row.topic_id, held.row.partition)
+    }
     found = count_replication(image, rows, sample.box.broker_id)
     return {
         "cluster_boxes": {(): len(image.brokers)},

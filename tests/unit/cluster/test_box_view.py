@@ -12,7 +12,7 @@ from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
 from appliance.cluster.metadata_cache import CacheChange, MetadataCache
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage
-from appliance.shm.partition_table import DISK_OFFLINE, ROLE_FOLLOWER, ROLE_LEADER, PartitionTableReader, PartitionTableWriter, Row
+from appliance.shm.partition_table import DISK_OFFLINE, ROLE_FOLLOWER, ROLE_LEADER, ROLE_NONE, PartitionTableReader, PartitionTableWriter, Row
 from lab.scratch_layout import scratch_layout
 
 TOPIC = TopicId(bytes(range(16)))
@@ -138,3 +138,29 @@ def test_files_of_a_disk_that_goes_offline_are_nobodys_any_more(world: World) ->
     assert len(world.view.rows()) == 2
     world.writer.set_disk_state(DISK_OFFLINE)
     assert world.view.refresh() is CacheChange.PLACES and world.view.rows() == set()
+
+
+@pytest.mark.parametrize("added", ["a0", "d9"])
+def test_rows_of_an_added_disk_with_old_logs_hide_no_replica_and_are_none(world: World, added: str) -> None:
+    """Both orders of the disks: the last row that was read is not the one that counts."""
+    view, served = world.view, [world.view.placement("t", number) for number in range(2)]
+    writer = PartitionTableWriter.create(world.writer.shared.name.replace("d0", added), 1)
+    writer.add_row(row(0, ROLE_NONE))
+    writer.add_row(row(1, ROLE_NONE))
+    world.readers.append(PartitionTableReader.attach(writer.shared.name))
+    proxy = SimpleNamespace(disk=added, serving=True, is_hung=False, table=world.readers[-1])
+    ordered = sorted({**world.by_disk, added: proxy}.items())
+    world.by_disk.clear()
+    world.by_disk.update(ordered)
+    assert view.refresh() is CacheChange.PLACES
+    assert [view.placement("t", number) for number in range(2)] == served and None not in served
+    world.writer.remove_row(world.rows[0][0])
+    view.refresh()
+    assert view.placement("t", 0) is None
+    moved = image(2, (1, 2), (1, 2))
+    topic = moved.topics["t"]
+    there = topic._replace(partitions=(topic.partitions[0]._replace(disk=added), topic.partitions[1]))
+    view.set_image(MetadataImage(2, "c", 1, {}, {"t": there}))
+    view.refresh()
+    assert [placement.disk for number in range(2) if (placement := view.placement("t", number))] == [added, "d0"]
+    writer.close()

@@ -42,7 +42,7 @@ from appliance.senders.sender_accounts import OTHERS, SenderFigures, senders_fil
 from appliance.shm.counters import Counters
 from appliance.shm.disk_tables import attach_table
 from appliance.shm.mapping import PID_WORD
-from appliance.shm.partition_table import DISK_ONLINE, DISK_STARTING, ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, PartitionTableWriter, Row
+from appliance.shm.partition_table import DISK_ONLINE, DISK_STARTING, ROLE_FOLLOWER, ROLE_LEADER, ROLE_NONE, ROLE_OFFLINE, PartitionTableWriter, Row
 from lab.running_box import ROOT
 from lab.scratch_layout import scratch_layout
 
@@ -301,6 +301,15 @@ def test_partitions_are_not_ok_while_their_log_writer_restarts(box: StatusBox) -
         (topic,) = describe_topics(image_of(WANTED), reading.rows, BROKER_ID, reading.disk_states)
         assert topic.problems.get("0") == problem
     controller.close()
+
+
+def test_the_row_of_an_orphan_is_not_taken_for_the_partition() -> None:
+    orphan = ROW._replace(role=ROLE_NONE, log_start_offset=0, high_watermark=1_000_000)
+    (expected,) = describe_topics(image_of(WANTED), [("d0", ROW)], BROKER_ID)
+    assert not expected.problems
+    for rows in ([("d0", ROW), ("old", orphan)], [("old", orphan), ("d0", ROW)]):
+        assert describe_topics(image_of(WANTED), rows, BROKER_ID) == [expected]
+    assert describe_topics(image_of(WANTED), [("old", orphan)], BROKER_ID)[0].problems == {"0": "not open on disk d0"}
 
 
 def test_missing_boxes_members_and_a_dead_controller_are_named(box: StatusBox, capsys: pytest.CaptureFixture[str]) -> None:
