@@ -48,15 +48,15 @@ def check(
 
 
 def reload(dry_run: DryRunOption = False, as_json: JsonOption = False, data: DataOption = None, config: ConfigOption = None) -> None:
-    """Let the running box use its changed settings file, and name what needs a restart. If anything
-    is wrong with the file, nothing changes.
+    """Let the running box use its changed settings file, and name what needs a restart (exit code 3
+    if anything does). If anything is wrong with the file, nothing changes (exit code 1).
 
     Example: millrace config reload --dry-run
     """
     from appliance.command.config_reload import print_reload
 
-    if not print_reload(dry_run, as_json, data, config):
-        raise typer.Exit(EXIT_FAILED)
+    if code := print_reload(dry_run, as_json, data, config):
+        raise typer.Exit(code)
 
 
 def convert(file: Annotated[str, typer.Argument(metavar="[FILE]", help="The settings file.")] = SYSTEM_SETTINGS_FILE) -> None:

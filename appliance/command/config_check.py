@@ -41,13 +41,13 @@ def print_check(file: str) -> bool:
     Raises UsageProblem if it cannot be read.
     """
     try:
-        with open(file, "rb") as opened:
-            text = opened.read().decode(errors="replace")
+        with open(file, "rb"):
+            pass
     except OSError as error:
         raise UsageProblem(f"{file}: {(error.strerror or str(error)).lower()}") from error
     checked = check_settings(file)
     if checked.problems:
-        print_problems(checked, file, text)
+        print_problems(checked, file)
         return False
     print(summary(file))
     print_senders(checked)
@@ -129,23 +129,42 @@ def _replace(file: str, text: str, old_table: os.stat_result) -> None:
         raise
 
 
-def print_problems(checked: CheckedSettings, file: str, text: str) -> None:
-    """One problem a line, as compilers write them: FILE:LINE: words, and below it the line itself.
-    Those of an old table have its lines.
-    """
+class PlacedProblem(NamedTuple):
+    """A problem and the line that it is about. `file`: that of the line; None if the words name it."""
+
+    words: str
+    line: ConfigLine | None
+    file: str | None
+
+    def text(self) -> str:
+        """As compilers write it: FILE:LINE: words, and below it the line itself."""
+        if self.file is None:
+            return self.words
+        return f"{self.file}: {self.words}" if self.line is None else f"{self.file}:{self.line.number}: {self.words}\n{self.line.number:>6} | {self.line.text}"
+
+
+def placed_problems(checked: CheckedSettings, file: str) -> list[PlacedProblem]:
+    """The problems in the order of their lines. Those of an old table come last and have its lines."""
+    try:
+        with open(file, "rb") as opened:
+            text = opened.read().decode(errors="replace")
+    except OSError:
+        text = ""
     lines = lines_by_name(text)
     of_table = [problem for problem in checked.problems if checked.options.old_table and problem.startswith(f"{checked.options.old_table}:")]
     words_of = [problem.removeprefix(f"{file}: ") for problem in checked.problems if problem not in of_table]
-    found = [(words, line_of_problem(words, lines, text)) for words in words_of]
-    for words, line in sorted(found, key=lambda pair: pair[1].number if pair[1] else 0):
-        if line is None:
-            print(f"{file}: {words}")
-        else:
-            print(f"{file}:{line.number}: {words}\n{line.number:>6} | {line.text}")
-    for problem in of_table:
-        print(problem)
+    found = [PlacedProblem(words, line_of_problem(words, lines, text), file) for words in words_of]
+    found.sort(key=lambda problem: problem.line.number if problem.line else 0)
+    return [*found, *(PlacedProblem(problem, None, None) for problem in of_table)]
+
+
+def print_problems(checked: CheckedSettings, file: str) -> None:
+    problems = placed_problems(checked, file)
+    for problem in problems:
+        print(problem.text())
     sys.stdout.flush()
-    say(f"millrace: {plural(len(checked.problems), 'problem')} in {file}" + (f" and {checked.options.old_table}" if of_table else ""))
+    other = f" and {checked.options.old_table}" if any(problem.file is None for problem in problems) else ""
+    say(f"millrace: {plural(len(problems), 'problem')} in {file}{other}")
 
 
 def summary(file: str) -> str:

@@ -96,6 +96,8 @@ class Child:
         self.status_text = ""
         self.restarts = 0
         self.start_at_ms = 0
+        self.is_restart_ordered = False
+        """Whether the supervisor asked this incarnation to end, to be started again."""
         self._failures = 0
         """Incarnations in a row that ended before they served."""
         self._short_services = 0
@@ -108,6 +110,7 @@ class Child:
         self.since_ms = now_ms
         self.since_wall_ms = wall_ms
         self.status_text = ""
+        self.is_restart_ordered = False
 
     def on_ready(self, now_ms: int) -> None:
         self.state = ChildState.SERVING

@@ -54,15 +54,24 @@ class ReloadPlan(NamedTuple):
     waiting: list[str]
     by_process: dict[str, list[str]]
     """Process → settings that it reads at its next start."""
+    other_sockets: str = ""
+    """Why nothing of the tables of senders is applied."""
 
     @property
     def ingests(self) -> list[str]:
         """The processes to restart."""
         return [f"ingest@{number}" for number in range(self.box.ingests)] if self.by_ingest else []
 
+    @property
+    def not_applied(self) -> str:
+        """The sentence about tables of senders that wait, with the revoked tokens in them; or ''."""
+        if not self.other_sockets:
+            return ""
+        return f"nothing of {SENDERS} was applied, tokens included: {self.other_sockets} needs a restart of the box"
+
     def answer(self, file: str) -> dict[str, str]:
         """Return the answer to the order: names, separated by blanks and commas."""
-        lists = {"at_once": self.at_once, "by_ingest": self.by_ingest, "ingests": self.ingests, "waiting:box": self.waiting}
+        lists = {"at_once": self.at_once, "by_ingest": self.by_ingest, "ingests": self.ingests, "waiting:box": self.waiting, "not_applied": [self.not_applied]}
         lists |= {f"waiting:{process}": names for process, names in self.by_process.items()}
         return {"file": file, **{name: ", ".join(values) for name, values in lists.items()}}
 
@@ -98,26 +107,38 @@ def plan_reload(box: Box, wanted: Box) -> ReloadPlan:
             if reader != THE_BOX:
                 settings[name] = value
     at_once, by_ingest, waiting = (lists.pop(each, []) for each in (AT_ONCE, INGEST, THE_BOX))
-    senders = box.sender_tables
+    senders, other_sockets = box.sender_tables, ""
     if wanted.sender_tables != senders:
-        if [each[:3] for each in wanted.sender_sockets] == [each[:3] for each in box.sender_sockets] and _same_ports(box, wanted):
+        other_sockets = " and ".join(_other_sockets(box, wanted))
+        if not other_sockets:
             by_ingest.append(SENDERS)
             senders = wanted.sender_tables
         else:
-            waiting.append(f"{SENDERS} (other sockets)")
+            waiting.append(f"{SENDERS} ({other_sockets})")
     for name in _OPTIONS:
         value = getattr(wanted, name)
         if value != getattr(box, name) and not (name.endswith("_port") and value == 0):
             waiting.append(f"[box] {name.replace('_directory', '').replace('_', '-')}")
     is_changed = settings != box.settings or senders is not box.sender_tables
     changed = box._replace(settings=settings, sender_tables=senders, reloads=box.reloads + 1) if is_changed else box
-    return ReloadPlan(changed, at_once, by_ingest, waiting, lists)
+    return ReloadPlan(changed, at_once, by_ingest, waiting, lists, other_sockets)
 
 
-def _same_ports(box: Box, wanted: Box) -> bool:
-    """Port 0 is any."""
-    pairs = zip(wanted.sender_sockets, box.sender_sockets, strict=True)
-    return all(new.port in (0, old.port) for new, old in pairs)
+def _other_sockets(box: Box, wanted: Box) -> list[str]:
+    """What differs between the sockets of listeners that are open and those that are wanted; port 0 is any."""
+    old, new = ({each.name: each for each in of.sender_sockets} for of in (box, wanted))
+    found = [f"new port {each.port} of listener {_listener(name)}" for name, each in new.items() if name not in old]
+    found += [f"the end of listener {_listener(name)}" for name in old if name not in new]
+    for name in new.keys() & old.keys():
+        if new[name].port not in (0, old[name].port):
+            found.append(f"new port {new[name].port} of listener {_listener(name)}")
+        elif new[name][:3] != old[name][:3]:
+            found.append(f"the other address or transport of listener {_listener(name)}")
+    return found
+
+
+def _listener(socket_name: str) -> str:
+    return socket_name.removeprefix("ingest-")
 
 
 class SettingsReload:
@@ -139,9 +160,7 @@ class SettingsReload:
         senders = self._read_senders(resolved)
         problems += senders.problems
         if problems:
-            raise RequestRefused(
-                ErrorCode.INVALID_CONFIG, "\n".join([*problems, f"nothing was changed: {len(problems)} of {self._options.config} must be mended"])
-            )
+            raise RequestRefused(ErrorCode.INVALID_CONFIG, "\n".join([*problems, f"nothing was changed; mend {self._options.config}"]))
         given = resolved.data
         resolved, ordered = with_kept_disks(resolved)
         plan = plan_reload(box, planned_box(resolved, box.box, ordered if ordered is not None else box.disks, senders))
@@ -153,11 +172,17 @@ class SettingsReload:
         try:
             plan = self.plan(box)
             answer = plan.answer(os.path.abspath(self._options.config or ""))
-            if order.get("name") == DRY_RUN or plan.box is box:
+            if order.get("name") == DRY_RUN:
+                return box, answer
+            if plan.not_applied:
+                log.warning(plan.not_applied, reason="settings-waiting")
+            if plan.box is box:
                 return box, answer
             write_box(self._layout, plan.box)
         except RequestRefused as refusal:
-            return box, {"error": refusal.message}
+            if refusal.code is not ErrorCode.INVALID_CONFIG:
+                return box, {"error": refusal.message}
+            return box, {"file": os.path.abspath(self._options.config or ""), "problems": refusal.message}
         except OSError as error:
             return box, {"error": f"could not write {self._layout.box_file}: {error.strerror}"}
         log.use_severity(plan.box.text(LOG_SEVERITY))

@@ -186,6 +186,7 @@ class Supervisor:
         now_ms = self._clock.monotonic_ms()
         self._killed.discard(child.pid)
         self._uncounted.pop(child.pid, None)
+        is_ordered = child.is_restart_ordered
         self._mark_dead(child)
         if self._stop_signals or self.exit_code:
             child.pid = 0
@@ -202,6 +203,9 @@ class Supervisor:
             self.exit_code = 0 if self._ready_said else EXIT_OTHER_RELEASE
             return
         self._counters.counter(f'supervisor.restarts{{process="{child.name}"}}').add()
+        if is_ordered and code in (0, -signal.SIGTERM):
+            self.log.info(f"{child.name} ended {how} as ordered by `millrace config reload`; starting it again", peer=child.name)
+            return
         delay_ms = max(0, child.start_at_ms - now_ms)
         when = f"in {delay_ms / 1000:.1f} s" if delay_ms else "now"
         self.log.warning(f"{child.name} ended {how} after {lived_ms / 1000:.1f} s; restarting {when}", peer=child.name)
@@ -384,6 +388,7 @@ class Supervisor:
         for name in answer.get("ingests", "").split(", ") if self.box.reloads != reloads else []:
             child = self.children.get(name)
             if child is not None and child.pid:
+                child.is_restart_ordered = True
                 send_signal(child.pid, signal.SIGTERM)  # when it has ended, it is started again
         return answer
 

@@ -79,8 +79,16 @@ def test_tables_of_senders_change_on_the_same_sockets_only() -> None:
     box = running_box(sender_sockets=[socket._replace(port=40_001, where="before")])
     same = plan_reload(box, running_box(sender_sockets=[socket._replace(port=0)], sender_tables=tables))
     assert same.by_ingest == [SENDERS] and same.box.sender_tables == tables and not same.waiting
-    other = plan_reload(box, running_box(sender_sockets=[socket], sender_tables=tables))
-    assert not other.by_ingest and other.waiting == [f"{SENDERS} (other sockets)"] and other.box is box
+    more = socket._replace(name="ingest-shop", port=29_514)
+    for sockets, what in (
+        ([socket], "new port 2514 of listener a"),
+        ([box.sender_sockets[0], more], "new port 29514 of listener shop"),
+        ([], "the end of listener a"),
+        ([socket._replace(port=0, is_datagram=True)], "the other address or transport of listener a"),
+    ):
+        other = plan_reload(box, running_box(sender_sockets=sockets, sender_tables=tables))
+        assert not other.by_ingest and other.waiting == [f"{SENDERS} ({what})"] and other.box is box
+        assert other.not_applied == f"nothing of {SENDERS} was applied, tokens included: {what} needs a restart of the box"
 
 
 def test_options_of_the_box_wait_for_its_restart() -> None:
