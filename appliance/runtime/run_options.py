@@ -18,6 +18,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any, NamedTuple, NoReturn
 
 from appliance.base.setting_row import SettingValue
@@ -223,11 +224,13 @@ def _text_problems(options: ResolvedOptions) -> list[str]:
     # what follows from --listen was reported there
     elif not _HOST.match(options.advertise) and (listens_well or options.advertise != options.listen):
         problems.append(f"--advertise is {options.advertise!r}; it must be a host name or an address, without a port")
-    ports = [(option_name(field), getattr(options, field)) for field in ("kafka_port", "http_port", "syslog_port", "ingest_port")]
-    for index, (name, port) in enumerate(ports):
-        for other_name, other_port in ports[index + 1 :]:
-            if port and port == other_port:
-                problems.append(f"{name} and {other_name} are both {port}; give each its own")
+    own = [(option_name(field), options.listen, getattr(options, field)) for field in ("kafka_port", "http_port", "syslog_port", "ingest_port")]
+    kafka = [(f"the listener {each.name} of listeners", each.address, each.port) for each in options.listeners]
+    sockets = [*kafka, *own[1:]] if kafka else own
+    for (name, address, port), (other, other_address, other_port) in combinations(sockets, 2):
+        is_shared = address == other_address or not {address, other_address}.isdisjoint(("0.0.0.0", "::"))
+        if port and port == other_port and is_shared and not (name.startswith("the ") and other.startswith("the ")):
+            problems.append(f"{name} and {other} are both {port}; give each its own")
     return problems
 
 

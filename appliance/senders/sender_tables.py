@@ -424,6 +424,15 @@ class _Reader:
                 if len(addresses) == 1 or not addresses.isdisjoint(("0.0.0.0", "::")):
                     where = self.places.get(other.name, "built in")
                     self._report(place, f"port: {listener.port} is taken by listener {other.name} ({where}); choose another")
+        if not listener.port or listener.is_datagram:
+            return
+        others = [("the console ([box] http-port)", self._box.listen, self._box.http_port)]
+        others += [(f"Kafka's listener {each.name}", each.address, each.port) for each in self._box.listeners]
+        others += [] if self._box.listeners else [("Kafka's clients ([box] kafka-port)", self._box.listen, self._box.kafka_port)]
+        for name, address, port in others:
+            addresses = {listener.address or self._box.listen, address}
+            if port == listener.port and (len(addresses) == 1 or not addresses.isdisjoint(("0.0.0.0", "::"))):
+                self._report(place, f"port: {listener.port} is taken by {name}; choose another")
 
     # -- routes
 

@@ -57,7 +57,8 @@ def read_old_table(options: ResolvedOptions) -> tuple[dict[str, Any], dict[str, 
 def box_of(options: ResolvedOptions) -> Box:
     """A box with these options, as far as the tables depend on it."""
     ports = (options.kafka_port, options.syslog_port, options.http_port)
-    return Box("", 0, [], options.state, options.listen, options.advertise, *ports, ingest_port=options.ingest_port, settings=options.settings)
+    box = Box("", 0, [], options.state, options.listen, options.advertise, *ports, ingest_port=options.ingest_port, settings=options.settings)
+    return box._replace(listeners=options.listeners)
 
 
 def machine_problems(reading: TableReading) -> list[str]:

@@ -43,6 +43,8 @@ READ_AT_START = {
 """Settings of one process, which a restart of that process would apply."""
 _OPTIONS = ("listen", "advertise", "kafka_port", "syslog_port", "http_port", "ingest_port", "acceptors", "ingests", "zookeeper_members", "state_directory")
 
+_PORTS = tuple(name for name in _OPTIONS if name.endswith("_port"))
+
 
 class ReloadPlan(NamedTuple):
     """What differs between a running box and its settings file. `waiting`: what needs a restart of
@@ -157,7 +159,8 @@ class SettingsReload:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, "this box was started without a settings file; start it with --config FILE")
         resolved, problems = resolve_options(self._options, os.cpu_count() or 1)
         problems += shape_problems(resolved.data, resolved.state)
-        senders = self._read_senders(resolved)
+        taken = {name: getattr(resolved, name) or getattr(box, name) for name in _PORTS}
+        senders = self._read_senders(resolved._replace(**taken))
         problems += senders.problems
         if problems:
             raise RequestRefused(ErrorCode.INVALID_CONFIG, "\n".join([*problems, f"nothing was changed; mend {self._options.config}"]))

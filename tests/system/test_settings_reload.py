@@ -98,6 +98,10 @@ def test_a_revoked_token_that_cannot_be_applied_is_reported_and_another_file_is_
     assert "nothing of [[ingest.listener]] and [[ingest.route]] was applied, tokens included: new port 29514 of listener shop needs a restart" in printed.err
     assert "applied" not in printed.out and load_box(box.layout).reloads == 0
 
+    file.write_text(file.read_text().replace("29514", str(box.box.http_port)))
+    assert f"port: {box.box.http_port} is taken by the console" in reloaded(box, capsys, dry_run=True)["problems"][0]["text"]
+    file.write_text(file.read_text().replace(f"port = {box.box.http_port}", "port = 29514"))
+
     monkeypatch.setenv("MILLRACE_DATA", str(box.disks[0]))
     other = tmp_path / "other.toml"
     with pytest.raises(UsageProblem, match="there is no such file"):

@@ -101,6 +101,22 @@ def test_mistakes_in_tables_of_senders_are_reported_with_their_lines(tmp_path: P
     assert found == sorted(found, key=int) and "port: 514 is taken by listener syslog-tcp" in lines[0]
 
 
+def test_two_listeners_on_one_port_are_reported_also_if_one_is_the_console_or_kafka(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "millrace.toml"
+    of_kafka = 'listeners = "PLAINTEXT://127.0.0.1:9092,OTHER://127.0.0.2:8081"\n"listener.security.protocol.map" = "PLAINTEXT:PLAINTEXT,OTHER:PLAINTEXT"\n'
+    for port, heading, taken in (
+        (8080, "", "the console ([box] http-port)"),
+        (9092, "", "Kafka's clients ([box] kafka-port)"),
+        (9092, of_kafka, "Kafka's listener PLAINTEXT"),
+    ):
+        file.write_text(heading + SENDERS.replace("24224", str(port)))
+        assert f": port: {port} is taken by {taken}; choose another" in complaints(file, capsys)[0]
+    file.write_text(of_kafka.replace("127.0.0.2", "0.0.0.0"))
+    assert "the listener OTHER of listeners and --ingest-port are both 8081; give each its own" in complaints(file, capsys)[0]
+    file.write_text(of_kafka + SENDERS.replace("24224", '8080\naddress = "127.0.0.3"'))
+    check(str(file))
+
+
 def old_table(tmp_path: Path, text: str) -> Path:
     (tmp_path / "ingest.table").write_text(text)
     (tmp_path / "ingest.table").chmod(0o640)
