@@ -115,7 +115,13 @@ def _named(rule: KeyRule, record: Routable) -> Any:
 
 def _topics(listeners: Sequence[Listener], table: RouteTable) -> tuple[str, ...]:
     named = [*table.default.topics, *(listener.topic for listener in listeners), *(topic for route in table.routes for topic in route.topics)]
-    return tuple(dict.fromkeys(topic for topic in [*named, table.dead_letter] if topic))
+    by_sender = [topic for listener in listeners for topic in allowed_topics(listener)]
+    return tuple(dict.fromkeys(topic for topic in [*named, table.dead_letter, *by_sender] if topic))
+
+
+def allowed_topics(listener: Listener) -> list[str]:
+    """Return the topics that `topics` of a listener and of its tokens name without a wildcard."""
+    return [topic for topics in (listener.topics, *(token.topics for token in listener.tokens)) for topic in topics if "*" not in topic]
 
 
 def _destinations(route: Route, listener: Listener) -> Destinations:

@@ -47,7 +47,7 @@ from appliance.senders.listener import (
     listener_defaults,
     parse_key,
 )
-from appliance.senders.router import Route, Router, RouteTable
+from appliance.senders.router import Route, Router, RouteTable, allowed_topics
 
 TRANSPORTS: dict[Protocol, tuple[ListenerTransport, ...]] = {
     Protocol.SYSLOG: (ListenerTransport.TCP, ListenerTransport.UDP, ListenerTransport.TLS),
@@ -391,6 +391,8 @@ class _Reader:
         elif name:
             self._check_port(place, listener)
             self._name_topics(place, [listener.topic] if "topic" in fields else [])
+            for topic in dict.fromkeys(allowed_topics(listener)):
+                self._name_topics(place, [topic])
             self.places[name], self.listeners[name] = place, listener
 
     def _check_use(self, place: str, listener: Listener, table: Mapping[str, Any]) -> None:

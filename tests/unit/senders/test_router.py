@@ -59,6 +59,13 @@ def test_a_route_for_one_listener_leaves_the_others_constant() -> None:
     assert made.topics == ("syslog", "x", "y", "d") and made.dead_letter == "d"
 
 
+def test_topics_that_listeners_and_tokens_name_without_a_wildcard_are_named_topics_which_are_created() -> None:
+    tokens = [{"value": "s3cret", "topics": ["till", "b*", "shop"]}, "plain"]
+    assert router(listener("shops", "http", topics=["shop", "a*"], token=tokens)).topics == ("syslog", "shop", "till")
+    tables = {"listener": [listener("shops", "http", topics=["a.b"], token=[{"value": "s3cret", "topics": ["a_b"]}])]}
+    assert "a.b and a_b differ only in '.' and '_'" in read_tables(tables, "", make_box()).problems[0]
+
+
 CASES: list[tuple[dict[str, Any], Routed, bool]] = [
     ({"facility": ["auth", "authpriv"]}, Routed(facility=10), True),
     ({"facility": ["auth", "authpriv"]}, Routed(facility=3), False),
