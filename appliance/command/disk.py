@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import select
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -23,6 +24,9 @@ from appliance.command.finding import FoundBox, find_running_box
 from appliance.command.options import ConfigOption, DataOption, JsonOption, argument, option
 from appliance.command.output import Column, bytes_text, plural, print_table
 from appliance.runtime.disk_orders import ADD, REMOVE, REPLACE
+
+if TYPE_CHECKING:
+    from appliance.shm.partition_table import Row
 
 NameArgument = Annotated[str, argument("NAME", "The disk, as `millrace disk list` calls it.")]
 ForceOption = Annotated[
@@ -104,16 +108,24 @@ def add(
 def remove(name: NameArgument, data: DataOption = None, config: ConfigOption = None) -> None:
     """Serve a disk no longer. It must hold no partition; its directory stays as it is."""
     found = find_running_box(data, config)
-    placed = _placed_on(found.layout, name)
+    placed, orphaned = _placed_on(found.layout, name), _orphans_on(found.layout, name)
     if placed:
-        shown = ", ".join(placed[:5]) + (", …" if len(placed) > 5 else "")
         raise RequestRefused(
             ErrorCode.INVALID_REQUEST,
-            f"{plural(len(placed), 'partition')} of disk {name} would be lost ({shown}); move them away first: millrace disk drain {name}",
+            f"{plural(len(placed), 'partition')} of disk {name} would be lost ({_some(placed)}); move them away first: millrace disk drain {name}",
+        )
+    if unknown := [log for log, orphan in orphaned.items() if orphan.topic is None]:
+        raise RequestRefused(
+            ErrorCode.INVALID_REQUEST,
+            f"{plural(len(unknown), 'log')} of disk {name} {'is' if len(unknown) == 1 else 'are'} of no topic ({_some(unknown)});"
+            " look with: millrace disk orphans; then adopt or remove them",
         )
     ordered = order_disk(found.layout, REMOVE, name, "")
     _follow(found, REMOVE, ordered, config)
     print(f"removed disk {ordered['disk']}: {ordered['path']}")
+    if orphaned:
+        records = sum(orphan.row.log_end_offset - orphan.row.log_start_offset for orphan in orphaned.values())
+        print(f"{plural(len(orphaned), 'orphan')} with {plural(records, 'record')} stay in that directory; read them with: millrace log dump --records FILE")
 
 
 def replace(
@@ -129,7 +141,7 @@ def replace(
     known = {str(disk["name"]): str(disk["path"]) for disk in found.box["disks"]}
     if name not in known:
         raise UsageProblem(f"there is no disk {name}; there are {', '.join(known)}")
-    placed = _placed_on(found.layout, name)
+    placed = [*_placed_on(found.layout, name), *_orphans_on(found.layout, name)]
     if placed and not accept_data_loss:
         raise UsageProblem(f"disk {name} holds {plural(len(placed), 'partition')}; say --accept-data-loss to begin them anew, empty")
     if _is_managed_by_systemd(found):
@@ -186,21 +198,41 @@ def _usable(box: dict[str, Any], path: str, force: list[str], but: str = "") -> 
     return absolute
 
 
-def _placed_on(layout: BoxLayout, disk: str) -> list[str]:
-    """Partitions that live on a disk, or move to it: by the image (what should be there) and by its table (what is there)."""
-    from appliance.command.box_status import image_of, read_shared_memory
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:5]) + (", …" if len(listed) > 5 else "")
 
-    image = image_of(layout)
-    names = {
+
+class OrphanRow(NamedTuple):
+    """A row of a log that the cluster does not place on this disk. `topic` None: it knows none with this id."""
+
+    topic: str | None
+    row: Row
+
+
+def _placed_on(layout: BoxLayout, disk: str) -> list[str]:
+    """Partitions that the image places on a disk, or moves to it."""
+    from appliance.command.box_status import image_of
+
+    return sorted(
         f"{topic.name}-{number}"
-        for topic in image.topics.values()
+        for topic in image_of(layout).topics.values()
         for number, partition in enumerate(topic.partitions)
         if disk in (partition.disk, partition.moving_to)
-    }
+    )
+
+
+def _orphans_on(layout: BoxLayout, disk: str) -> dict[str, OrphanRow]:
+    """Rows of a disk that the image does not place there, by the name of the log."""
+    from appliance.base.model import TopicId
+    from appliance.command.box_status import image_of, read_shared_memory
+
+    image, found = image_of(layout), {}
     for _, row in read_shared_memory(layout, [disk], SystemClock()).rows:
-        topic = next((topic for topic in image.topics.values() if topic.topic_id == row.topic_id), None)
-        names.add(f"{topic.name if topic is not None else row.topic_id.hex()}-{row.partition}")
-    return sorted(names)
+        topic = image.topics_by_id.get(TopicId(row.topic_id))
+        if topic is None or not image.is_in_place(disk, row.topic_id, row.partition):
+            found[f"{topic.name if topic is not None else row.topic_id.hex()}-{row.partition}"] = OrphanRow(topic.name if topic is not None else None, row)
+    return found
 
 
 def order_disk(layout: BoxLayout, verb: str, name: str, path: str) -> dict[str, str]:

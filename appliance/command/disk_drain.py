@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Set
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -63,11 +64,13 @@ def drain(
     box_disks = [dict(disk) for disk in found.box["disks"]]
     drained = Drained(found.layout, box_disks, name, to, SystemClock())
     view = drained.look()
+    owned = {(placed.topic, placed.partition) for placed in view.unordered} | {(move.topic, move.partition) for move in view.moves}
+    drained.stays = orphaned = view.sizes.keys() - owned
     plan = view.plan()
     if view.unordered and not view.is_readable:
         words = f"disk {name} cannot be read now: {view.state}; its partitions have no known size. Run this again when `millrace disk list` says online"
         raise RequestRefused(ErrorCode.KAFKA_STORAGE_ERROR, words)
-    print_plan(name, plan, view.moves)
+    print_plan(name, plan, view.moves, len(orphaned))
     if plan.unplaced:
         raise RequestRefused(ErrorCode.KAFKA_STORAGE_ERROR, unplaced_words(name, plan, view.closed))
     if dry_run:
@@ -81,7 +84,8 @@ def drain(
     except KeyboardInterrupt:
         say(f"\nthe moves go on without this command; look again with: millrace disk drain {name}; take them back with: millrace disk drain {name} --cancel")
         raise typer.Exit(EXIT_FAILED) from None
-    print(f"disk {name} is empty and takes no new partitions; take it out with: millrace disk remove {name}")
+    rest = f"has nothing but {plural(len(orphaned), 'orphan')} (millrace disk orphans)" if orphaned else "is empty"
+    print(f"disk {name} {rest} and takes no new partitions; take it out with: millrace disk remove {name}")
 
 
 def unplaced_words(name: str, plan: DrainPlan, closed: dict[str, str]) -> str:
@@ -102,7 +106,7 @@ def bytes_of(text: str) -> int:
     return int(digits) * _UNITS[unit]
 
 
-def print_plan(name: str, plan: DrainPlan, moves: tuple[MoveProgress, ...]) -> None:
+def print_plan(name: str, plan: DrainPlan, moves: tuple[MoveProgress, ...], orphaned: int = 0) -> None:
     if plan.moves:
         shown = [[f"{move.topic}-{move.partition}", bytes_text(move.size_bytes), move.target_disk] for move in plan.moves[:SHOWN_MAX]]
         print_table([Column("partition"), Column("size", is_number=True), Column("to")], shown)
@@ -111,7 +115,7 @@ def print_plan(name: str, plan: DrainPlan, moves: tuple[MoveProgress, ...]) -> N
     if moves:
         print(f"{plural(len(moves), 'move')} from disk {name} under way already")
     if not plan.moves and not moves and not plan.unplaced:
-        print(f"disk {name} holds nothing")
+        print(f"disk {name} holds nothing" + (f" to move, but {plural(orphaned, 'orphan')}: millrace disk orphans" if orphaned else ""))
 
 
 class Drained:
@@ -123,6 +127,8 @@ class Drained:
         self._name = name
         self._to = to
         self._clock = clock
+        self.stays: Set[tuple[str, int]] = frozenset()
+        """Orphans: logs that are not moved."""
 
     def look(self) -> DrainView:
         from appliance.cluster.disk_moves import DrainTarget, drain_view, standing_moves
@@ -138,7 +144,8 @@ class Drained:
             for disk in describe_disks(self._disks, reading)
         ]
         view = drain_view(self._name, image, sizes, moves, spaces, self._to)
-        return view._replace(has_controller=controller is None or controller.is_alive)
+        sizes_by_name = {key: size for key, size in view.sizes.items() if key not in self.stays}
+        return view._replace(sizes=sizes_by_name, has_controller=controller is None or controller.is_alive)
 
     def _sizes(self) -> dict[tuple[str, int], int]:
         from appliance.base.model import TopicId

@@ -234,7 +234,10 @@ def choose_topic(listed: Iterable[OrphanDirectory], name: str, topic_id: str | N
     if any(each.reason == ANOTHER_TOPIC for each in named):
         raise UsageProblem(f"there is another topic {name}; its records stay. Delete it before, or remove the orphans")
     if any(each.reason.startswith(PLACED_ELSEWHERE) for each in named):
-        raise UsageProblem(f"topic {name} is there, with its replicas on other disks or boxes: read it there, then remove the orphans")
+        raise UsageProblem(
+            f"topic {name} is there, with its replicas on other disks or boxes: read it there. Records that it lacks, as after `millrace disk"
+            " replace`, are in the orphans alone: read them with `millrace log dump --records FILE`. Then remove the orphans"
+        )
     ids = sorted({str(each.topic_id) for each in named})
     if len(ids) > 1:
         raise UsageProblem(f"orphans of topic {name} are of several topics; choose with --topic-id: {', '.join(ids)}")
