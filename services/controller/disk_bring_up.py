@@ -9,11 +9,11 @@ replicas follow afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from appliance.shm.counters import Counter
 from services.controller.decisions.cluster import ControllerContext
-from services.controller.decisions.disk_operations import bring_up_disk, missing_partitions
+from services.controller.decisions.disk_operations import bring_up_disk, missing_partitions, orphans_on
 from services.controller.decisions.disk_report import DiskReport
 from services.controller.disk_commands import DiskCommands
 from services.controller.zookeeper.operation import OperationOutcome
@@ -148,6 +148,12 @@ class DiskBringUp:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
             return
+        if self._brought_up.get(report.disk) is not report and (orphans := orphans_on(self._cluster, report)):
+            message = (
+                f"{len(orphans)} logs of disk {report.disk} are orphans: {_some(orphans)}. Their partitions lie on other disks, from where"
+                " they are served; look with: millrace disk orphans"
+            )
+            self._log.warning(message, disk=report.disk)
         self._brought_up[report.disk] = report
         self._missing_gauges[report.disk].set(report.missing)
         if report.missing:
@@ -159,11 +165,13 @@ class DiskBringUp:
             self.waiting.add(report.disk)
         report.refused = outcome.value
 
-    def _report_missing(self, report: DiskReport, names: Iterable[str]) -> None:
-        listed = list(names)
-        shown = ", ".join(listed[:10]) + (", …" if len(listed) > 10 else "")
+    def _report_missing(self, report: DiskReport, names: list[str]) -> None:
         self._log.critical(
-            f"{report.missing} partitions that ZooKeeper places on disk {report.disk} are missing there: {shown}. Clients get"
+            f"{report.missing} partitions that ZooKeeper places on disk {report.disk} are missing there: {_some(names)}. Clients get"
             " KAFKA_STORAGE_ERROR for those without a replica on another box; restore their directories, or delete the topics",
             disk=report.disk,
         )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")

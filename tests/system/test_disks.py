@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -15,9 +18,12 @@ from appliance.records.builder import BatchBuilder
 from appliance.records.crc32c import crc32c
 from lab.load import AckedProducer, StreamReader
 from lab.raw_client import RawClient
-from lab.running_box import RunningBox, eventually
+from lab.running_box import RunningBox, environment, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+
+COMMAND = [sys.executable, "-P", "-m", "appliance.command.main"]
 
 
 def _batch(text: str, timestamp: int = 1_700_000_000_000) -> bytes:
@@ -131,3 +137,36 @@ def test_a_fetch_of_a_thousand_partitions_gets_them_all(shared_box: RunningBox) 
     reader.stop()
     reader.check_every_offset_once()
     assert sum(count for label, count in shared_box.counters("acceptor@0").values.items() if label.startswith("log_reader.unanswered")) == 0
+
+
+def _millrace(box: RunningBox, *arguments: str) -> str:
+    ran = subprocess.run(
+        [*COMMAND, *arguments], env=environment() | {"MILLRACE_DATA": str(box.disks[0])}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == 0, ran
+    return ran.stdout
+
+
+def test_the_old_logs_of_an_added_disk_take_no_partition_out_of_service(shared_box: RunningBox) -> None:
+    client = RawClient(shared_box.kafka)
+    client.create_topic("again", 2)
+    assert client.produce("again", 0, _batch("before")).error_code == 0
+    disk = _disk_of(shared_box, "again", 0)
+    old = shared_box.directory / "old"
+    (shared_box.directory / disk).rename(old)
+    eventually(lambda: "offline" in _millrace(shared_box, "disk", "list"), "the disk is missed")
+    _millrace(shared_box, "disk", "replace", disk, "--accept-data-loss", "--force", "missing,root-filesystem,same-device")
+    eventually(lambda: client.produce("again", 0, _batch("anew")).error_code == 0, "it is served again, empty")
+    _millrace(shared_box, "disk", "add", str(old), "--force", "root-filesystem,same-device")
+    eventually(lambda: "logs of disk old are orphans" in shared_box.messages, "the old logs are open")
+    assert "old/again-0" in _millrace(shared_box, "disk", "orphans")
+    for _ in range(3):
+        assert client.produce("again", 0, _batch("after")).error_code == 0
+    fetched = client.fetch("again", 0, 0)
+    assert fetched.error_code == 0 and b"anew" in fetched.records and b"before" not in fetched.records
+    problems = {topic["name"]: topic["problems"] for topic in json.loads(_millrace(shared_box, "status", "--json"))["topics"]}
+    assert not any(problems.values()), problems
+    assert "holds nothing to move, but" in _millrace(shared_box, "disk", "drain", "old")
+    assert "stay in that directory" in _millrace(shared_box, "disk", "remove", "old")
+    assert (old / "again-0").is_dir() and client.produce("again", 0, _batch("later")).error_code == 0
+    client.close()

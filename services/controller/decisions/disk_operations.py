@@ -62,6 +62,20 @@ def missing_partitions(cluster: Cluster, report: DiskReport) -> list[str]:
     ]
 
 
+def orphans_on(cluster: Cluster, report: DiskReport) -> list[str]:
+    """Return the names of the logs here whose partitions have been placed on another disk of this
+    box, as on an old disk that was replaced and comes back. They get no role.
+    """
+    found = []
+    for name, partition in sorted(report.partitions):
+        topic = cluster.topics.get(name)
+        if topic is None or not report.holds(topic, partition) or cluster.move_target(topic, partition) == report.disk:
+            continue
+        if cluster.disk_of_partition(topic, partition) not in (None, report.disk):
+            found.append(f"{name}-{partition}")
+    return found
+
+
 def _is_missing(cluster: Cluster, report: DiskReport, topic: TopicState, partition: int) -> bool:
     """Whether a placed partition is on no disk. While it is being moved, its target disk may have
     it, or may not have reported yet.
