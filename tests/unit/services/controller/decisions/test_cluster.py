@@ -7,6 +7,7 @@ import pytest
 from appliance.base.model import TopicId
 from appliance.cluster.znodes import BoxRecord, BrokerRegistration, MoveOrder, PartitionState, TopicAssignment
 from services.controller.decisions.cluster import Cluster, DiskReport, topic_id_of
+from services.controller.decisions.disk_operations import orphans_on
 from services.controller.zookeeper.topic_registry import TopicState
 
 TOPIC_ID = TopicId(bytes(range(16)))
@@ -96,3 +97,17 @@ def test_topic_ids_are_version_four_uuids_and_never_look_like_an_option() -> Non
     assert made[6] >> 4 == 4 and made[8] >> 6 == 2
     with pytest.raises(ValueError, match="dash"):
         topic_id_of(b"\xf8" + bytes(15))
+
+
+def test_logs_of_partitions_that_lie_on_another_disk_are_orphans_but_no_copies_that_move_here() -> None:
+    cluster = cluster_with(0, 1)
+    cluster.disks.append("old")
+    for disk, directory in (("d0", "dir-a"), ("d1", "dir-b"), ("old", "dir-o")):
+        cluster.add_report(report(disk, directory))
+    for added in cluster.reports.values():
+        added.partitions.update({("t", 0): str(TOPIC_ID), ("t", 1): str(TOPIC_ID), ("gone", 0): str(TOPIC_ID)})
+    assert {disk: orphans_on(cluster, known) for disk, known in cluster.reports.items()} == {"d0": ["t-1"], "d1": ["t-0"], "old": ["t-0", "t-1"]}
+    cluster.topics["t"].moves = {0: MoveOrder("dir-o")}
+    assert orphans_on(cluster, cluster.reports["old"]) == ["t-1"]
+    cluster.reports["old"].partitions["t", 1] = str(TopicId(bytes(16)))
+    assert orphans_on(cluster, cluster.reports["old"]) == []
