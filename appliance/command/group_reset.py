@@ -32,7 +32,9 @@ def reset_offsets(
     to_time: Annotated[
         str | None,
         option(
-            "--to-time", metavar="TIME", help="The first record of that time or later: 2026-11-21T14:00 (local unless it names a zone), or an age such as 2h."
+            "--to-time",
+            metavar="TIME",
+            help="The first record of that time or later: 2026-11-21T14:00 (local unless it names a zone), 14:03, yesterday, or an age such as 2h.",
         ),
     ] = None,
     to_offset: Annotated[int | None, option("--to-offset", metavar="N", min=0, help="That offset, or the nearest that there is.")] = None,

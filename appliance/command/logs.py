@@ -26,6 +26,7 @@ from appliance.base.errors import MillraceError
 from appliance.base.layout import DATA_VARIABLE, BoxLayout
 from appliance.base.logging import IDENTIFIER, LOG_FIELDS, PREFIX, Severity
 from appliance.base.message_file import EVENT_BYTES_MAX, TIME_FIELD, is_in_memory, older_path
+from appliance.base.settings import Box, load_box
 from appliance.base.terminal_text import terminal_json, terminal_text
 from appliance.base.time_texts import moment_text, parse_moment
 from appliance.base.trusted_files import open_directory
@@ -45,7 +46,7 @@ JOURNAL_GROUPS = frozenset({"systemd-journal", "adm", "wheel"})
 
 def logs(
     since: Annotated[
-        str, option("--since", "-s", metavar="TIME", help="From here on: an age as 15m, 2h, 7d, or a time as 2026-11-21T14:03. [default: 1h]")
+        str, option("--since", "-s", metavar="TIME", help="From here on: an age as 15m, 2h, 7d, or a time as 14:03, yesterday, 2026-11-21T14:03. [default: 1h]")
     ] = "1h",
     until: Annotated[str | None, option("--until", "-u", metavar="TIME", help="Up to here. [default: now]")] = None,
     follow: Annotated[bool, option("--follow", "-f", help="Go on with events that come later, until Ctrl-C.")] = False,
@@ -71,6 +72,8 @@ def logs(
     may_read = layout is not None or may_read_journal(os.geteuid(), _group_names())
     if follow and not may_read:
         raise MillraceError(NOT_READABLE)
+    if follow:
+        check_names(wanted, data, config)
     if layout is not None and not is_in_memory(layout.runtime_directory):
         raise MillraceError(f"this box keeps no events: {layout.runtime_directory} is on a disk; they are where its output goes (XDG_RUNTIME_DIR was not set)")
     entries = journal_entries(wanted, follow) if layout is None else file_entries(layout, follow)
@@ -89,6 +92,8 @@ def logs(
         return
     if not count and not may_read:
         raise MillraceError(NOT_READABLE)
+    if not count:
+        check_names(wanted, data, config)
     if not count and not as_json:
         say(f"no such event since {moment_text(wanted.since_us // 1_000)}; --since 7d looks further back")
 
@@ -104,6 +109,27 @@ def _layout_of_run(data: str | None, config: str | None) -> BoxLayout | None:
     from appliance.runtime.unit_process import SYSTEMD  # shared memory, which `--help` need not wait for
 
     return None if found.box.get("managed_by") == SYSTEMD else found.layout
+
+
+def check_names(wanted: EventFilter, data: str | None, config: str | None) -> None:
+    """Raise UsageProblem for a process or disk that the running box does not have; events of former ones were looked for before."""
+    if wanted.process is None and wanted.disk is None:
+        return
+    try:
+        box = load_box(find_running_box(data, config).layout)
+    except (UsageProblem, OSError, ValueError, TypeError, KeyError):
+        return  # no box runs, or one of another release: its names are not known
+    if (problem := unknown_name(wanted, box)) is not None:
+        raise UsageProblem(problem)
+
+
+def unknown_name(wanted: EventFilter, box: Box) -> str | None:
+    """Say which wanted process or disk a box does not have, and which it has."""
+    processes = ["supervisor", *box.process_names(), "search", "mirror"]
+    for what, pattern, names in (("process", wanted.process, processes), ("disk", wanted.disk, [disk.name for disk in box.disks])):
+        if pattern is not None and not any(fnmatchcase(name, pattern) if what == "process" else name == pattern for name in names):
+            return f"--{what} {pattern}: the box has no such {what}, and no event of one since then; it has {', '.join(names)}"
+    return None
 
 
 def may_read_journal(user: int, groups: Collection[str]) -> bool:

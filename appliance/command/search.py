@@ -36,7 +36,7 @@ def search(
     ] = "",
     topic: Annotated[str, option("--topic", "-t", metavar="NAME", help="The topic. [default: syslog]")] = "syslog",
     since: Annotated[
-        str, option("--since", "-s", metavar="TIME", help="From here on: an age as 15m, 2h, 7d, or a time as 2026-11-21T14:03. [default: 1h]")
+        str, option("--since", "-s", metavar="TIME", help="From here on: an age as 15m, 2h, 7d, or a time as 14:03, yesterday, 2026-11-21T14:03. [default: 1h]")
     ] = "1h",
     until: Annotated[str | None, option("--until", "-u", metavar="TIME", help="Up to here. [default: now]")] = None,
     limit: Annotated[int, option("--limit", "-n", metavar="N", min=0, help="End after N records. [default: all]")] = 0,

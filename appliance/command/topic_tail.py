@@ -37,7 +37,9 @@ FORMAT_HELP = r"Print each record so, as kcat does: %t topic, %p partition, %o o
 def tail(
     name: Annotated[str, argument("NAME", "The topic.")],
     from_beginning: Annotated[bool, option("--from-beginning", "-b", help="Start at the oldest record instead of at new ones.")] = False,
-    since: Annotated[str | None, option("--since", "-s", metavar="TIME", help="Start here: an age as 15m, 2h, 7d, or a time as 2026-11-21T14:03.")] = None,
+    since: Annotated[
+        str | None, option("--since", "-s", metavar="TIME", help="Start here: an age as 15m, 2h, 7d, or a time as 14:03, yesterday, 2026-11-21T14:03.")
+    ] = None,
     until: Annotated[
         str | None, option("--until", "-u", metavar="TIME", help="End at the first record of each partition that is not before this time.")
     ] = None,

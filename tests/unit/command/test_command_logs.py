@@ -13,7 +13,8 @@ from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.base.message_file import EVENT_BYTES_MAX, MESSAGES_BYTES_MAX, ROTATED_BYTES, MessageFile
 from appliance.command.failures import UsageProblem
-from appliance.command.logs import EventFilter, EventLines, LoggedEvent, event_of, file_entries, journal_command, may_read_journal
+from appliance.command.logs import EventFilter, EventLines, LoggedEvent, event_of, file_entries, journal_command, may_read_journal, unknown_name
+from tests.unit.base.test_settings import make_box
 
 TIME_US = 1_795_875_920_820_000
 
@@ -141,6 +142,14 @@ def test_events_are_chosen_by_time_severity_process_disk_and_name() -> None:
 def test_what_cannot_be_meant_is_refused(chosen: dict[str, str], words: str) -> None:
     with pytest.raises(UsageProblem, match=words):
         wanted(**chosen)
+
+
+def test_a_process_or_a_disk_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    box = make_box()
+    assert all(unknown_name(wanted(**names), box) is None for names in ({}, {"process": "ingest@*"}, {"process": "supervisor", "disk": box.disks[0].name}))
+    assert "--process supervisr: the box has no such process" in str(unknown_name(wanted(process="supervisr"), box))
+    assert "it has supervisor, " in str(unknown_name(wanted(process="supervisr"), box))
+    assert str(unknown_name(wanted(disk="d77"), box)).endswith(f"it has {', '.join(disk.name for disk in box.disks)}")
 
 
 def test_journalctl_leaves_out_what_its_indexes_tell() -> None:

@@ -95,7 +95,7 @@ def test_one_partition_is_trimmed_to_an_offset_and_never_grows_back(broker: Brok
     [
         ({}, "either --before OFFSET|TIME or --to-high-watermark"),
         ({"before": "1", "to_high_watermark": True}, "either --before"),
-        ({"before": "yesterday"}, "--before yesterday: write an offset, or a time: 'yesterday' is no time"),
+        ({"before": "soon"}, "--before soon: write an offset, or a time: 'soon' is no time"),
         ({"before": "5"}, "each with offsets of its own; name one (--partition N)"),
         ({"before": "51", "partition": 0}, "partition 0 of topic numbers ends at offset 50"),
         ({"before": "5", "partition": 7}, "no partition 7: topic numbers has 2 partitions"),
