@@ -55,7 +55,7 @@ def print_reload(dry_run: bool, as_json: bool, data: str | None, config: str | N
             systemctl("--no-block", "restart", *(unit_name(process) for process in _names(answer["ingests"])))
     print(_document(answer, dry_run) if as_json else _text(answer, dry_run, is_unit), end="", flush=True)
     if answer["not_applied"]:
-        say(f"millrace: {answer['not_applied']}")
+        say(f"millrace: {answer['not_applied'].replace(' was ', ' would be ', 1) if dry_run else answer['not_applied']}")
     return EXIT_WAITS if _waiting(answer) else 0
 
 

@@ -128,7 +128,7 @@ def unknown_name(wanted: EventFilter, box: Box) -> str | None:
     processes = ["supervisor", *box.process_names(), "search", "mirror"]
     for what, pattern, names in (("process", wanted.process, processes), ("disk", wanted.disk, [disk.name for disk in box.disks])):
         if pattern is not None and not any(fnmatchcase(name, pattern) if what == "process" else name == pattern for name in names):
-            return f"--{what} {pattern}: the box has no such {what}, and no event of one since then; it has {', '.join(names)}"
+            return f"--{what} {pattern}: the box has no such {what}, and no event of one in that time; it has {', '.join(names)}"
     return None
 
 
