@@ -211,10 +211,11 @@ def test_members_and_offsets_end_at_the_memory_of_the_coordinator(box: RunningBo
         """Behind another member: the memory is looked at now and then, and what a refused member took for a moment is free at the next look."""
         assert others, "each time there was memory for an offset"
         other = others.pop()
-        client.send(question.api.key, 3, question.encode(3, request._replace(group_id=f"group-{other}")))
-        client.send_commit(f"group-{other + 20}", max(image.topics, key=len), 0)
-        client.receive()  # of a member that found memory: after the time in which others may join
-        return client.receive_commit() == REFUSED
+        joining = stack.enter_context(closing(RawCoordination(box.kafka)))
+        asked = box.counters("coordinator").values["coordinator.requests"]
+        joining.send(question.api.key, 3, question.encode(3, request._replace(group_id=f"group-{other}")))
+        eventually(lambda: box.counters("coordinator").values["coordinator.requests"] > asked, "it has come")
+        return client.commit(f"group-{other + 20}", max(image.topics, key=len), 0) == REFUSED
 
     eventually(commit_is_refused, "another offset is refused")
     assert client.commit("group-0", "syslog", 2) == 0

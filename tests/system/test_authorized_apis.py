@@ -335,6 +335,10 @@ def requests(group: str) -> list[tuple[str, Message[Any], Message[Any], int, Any
     ]  # fmt: skip
 
 
+CONFIGS_OF_GROUPS = 1 << AclOperation.DESCRIBE_CONFIGS | 1 << AclOperation.ALTER_CONFIGS
+"""Groups have configs since Kafka 4: a Kafka 3.9 never allows these two on one."""
+
+
 def seen(value: Any) -> list[str]:
     """Names, denials and bits of each struct of a response, sorted; what one has and the other lacks for other reasons is left out."""
     found: list[str] = []
@@ -357,7 +361,8 @@ def seen(value: Any) -> list[str]:
             if field.endswith("error_code"):
                 shown += f" {ErrorCode(int(each)).name if int(each) in RIGHTS_CODES else 'not denied'}"
             elif field.endswith("authorized_operations"):
-                shown += f" operations {int(each):b}"
+                of_group = "Group" in type(struct_or_tuple).__name__ and each >= 0
+                shown += f" operations {int(each) & ~CONFIGS_OF_GROUPS if of_group else int(each):b}"
         if shown:
             found.append(f"{type(struct_or_tuple).__name__} {name}{shown}")
         for each in fields.values():
