@@ -18,10 +18,6 @@ from typing import NamedTuple
 from appliance.base.errors import DiskFull, OutOfDescriptors, StorageFailed
 
 Buffers = Sequence[bytes | bytearray | memoryview]
-_KEEP_SIZE = 1
-_EXT4 = 0xEF53
-_STATFS_BYTES = 256
-"""At least a struct statfs, which begins with the type."""
 
 open_file = os.open
 close = os.close
@@ -57,22 +53,6 @@ def syncfs(fd: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def allocate(fd: int, position: int, size_bytes: int) -> None:
-    """Call fallocate(2) for a part of a file on ext4, whose size stays as it is. Raises OSError, also
-    on other file systems: XFS allocates ahead by itself, and tmpfs would write zeros first.
-    """
-    import ctypes
-
-    library = ctypes.CDLL(None, use_errno=True)
-    figures = ctypes.create_string_buffer(_STATFS_BYTES)
-    failed = library.fstatfs(fd, figures)
-    if not failed and int.from_bytes(figures.raw[:8], "little") != _EXT4:
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-    if failed or library.fallocate(fd, _KEEP_SIZE, ctypes.c_int64(position), ctypes.c_int64(size_bytes)):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
 CALLS = (
     "open_file",
     "close",
@@ -96,7 +76,6 @@ CALLS = (
     "link",
     "set_times",
     "advise",
-    "allocate",
 )
 
 READ_ONLY = os.O_RDONLY

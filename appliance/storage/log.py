@@ -24,8 +24,8 @@ Append:
 
 Roll (inside an append):
 
-* Steps: rest of the old segment's bytes and entries, with its final time index entry → its blocks
-  behind the end freed → new `.log`, `.index`, `.timeindex` → their bytes.
+* Steps: rest of the old segment's bytes and entries, with its final time index entry → new `.log`,
+  `.index`, `.timeindex` → their bytes.
 * Crash: an empty last segment, or only some of its files; the old segment without its final entry.
 * Repair: open creates missing indexes, and the empty segment is the active one. A scan that passes
   from one segment to the next writes the final entry. A hole between two segments (power cut) ends
@@ -71,7 +71,7 @@ from appliance.storage.producer_snapshots import SNAPSHOT_INTERVAL_BYTES, snapsh
 from appliance.storage.producer_state import PRODUCER_EXPIRATION_MS, ProducerStaging, ProducerState
 from appliance.storage.recovery import Clean, Recovery
 from appliance.storage.removed_segments import RemovedSegments
-from appliance.storage.segment import LARGE_APPEND_BYTES, OpenSegment, SegmentTail
+from appliance.storage.segment import OpenSegment, SegmentTail
 from appliance.storage.segment_check import unlink_segment
 from appliance.storage.segment_swap import SwapBroken, apply_swap
 from appliance.storage.verification import Offer
@@ -257,19 +257,17 @@ class Log(OpenLog):
         """
         created: list[Offset] = []
         opened: list[OpenSegment] = []
-        segment, end = self._segments.active, self.active_position
+        segment = self._segments.active
         try:
             if plan.first_producer_offset >= 0 and self._snapshots.latest is None:
                 # Before the first batch with a producer id: without any snapshot a start looks for none.
                 self._snapshots.write(self.log_end_offset, self.producers, ())
             for part in plan.parts:
                 if part.starts_segment:
-                    segment.release_ahead(end)
                     created.append(part.tail.base_offset)  # before the call: it can fail with one file created
                     segment = OpenSegment.create(self.directory, part.tail.base_offset)
                     opened.append(segment)
                 _write_part(segment, part)
-                end = part.tail.size_bytes
             # After the markers' bytes: an entry without its marker would call an open transaction aborted.
             for transaction in producers.aborted:
                 self._transactions.append(plan.base_offset_of(transaction.last_offset), (transaction,))
@@ -507,8 +505,6 @@ def _leader_epoch(batch: memoryview) -> LeaderEpoch:
 def _write_part(segment: OpenSegment, part: SegmentPart) -> None:
     """Write the batches before the index entries: an entry must never point past the valid end."""
     if part.size_bytes:
-        if part.size_bytes >= LARGE_APPEND_BYTES:
-            segment.allocate_ahead(part.position, part.size_bytes)
         file_io.write_all(segment.log_fd, part.buffers, part.position, part.size_bytes)
     if part.index_entries:
         file_io.write_all(segment.index_fd, (part.index_entries,), part.index_position, len(part.index_entries))

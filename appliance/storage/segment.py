@@ -6,23 +6,12 @@ descriptors for every partition, so a box with thousands of partitions needs a r
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import ClassVar
-
-from appliance.base.model import FILE_START, Offset, Position
+from appliance.base.model import FILE_START, Offset
 from appliance.storage import file_io
 from appliance.storage.indexes import OFFSET_ENTRY, TIME_ENTRY
 from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 
 NEVER = 2**63 - 1
-LARGE_APPEND_BYTES = 256 << 10
-AHEAD_BYTES = 4 << 20
-AHEAD_SEGMENT_BYTES_MIN = 8 * AHEAD_BYTES
-"""Blocks are allocated ahead in segments of this size: at most an eighth of it is unused."""
-AHEAD_SEGMENTS_MAX = 64
-"""Segments of a process, and so of a disk, that have blocks ahead."""
-AHEAD_IDLE_TURNS = 16 * AHEAD_SEGMENTS_MAX
-"""A segment without large appends while others needed blocks so often gives its own to another."""
 
 
 class SegmentTail:
@@ -95,16 +84,11 @@ class SegmentTail:
 class OpenSegment:
     """The descriptors of a segment that may be written. Raises OSError."""
 
-    ahead: ClassVar[dict[OpenSegment, int]] = {}
-    """Those with blocks ahead, with `turns` of their last allocation; the one of longest ago first."""
-    turns: ClassVar[int] = 0
-    """How often a segment of this process needed blocks."""
-    __slots__ = ("allocated_end", "base_offset", "directory", "index_fd", "log_fd", "time_index_fd")
+    __slots__ = ("base_offset", "directory", "index_fd", "log_fd", "time_index_fd")
 
     def __init__(self, directory: str, base_offset: Offset, flags: int) -> None:
         self.directory = directory
         self.base_offset = base_offset
-        self.allocated_end = 0
         self.log_fd = self.index_fd = self.time_index_fd = -1
         try:
             self.log_fd = file_io.open_path(segment_path(directory, base_offset, LOG_SUFFIX), flags)
@@ -130,7 +114,7 @@ class OpenSegment:
         with `suffix`.
         """
         segment = cls.__new__(cls)
-        segment.directory, segment.base_offset, segment.allocated_end = directory, base_offset, NEVER
+        segment.directory, segment.base_offset = directory, base_offset
         segment.log_fd = segment.index_fd = segment.time_index_fd = -1
         try:
             segment.log_fd = file_io.open_path(segment_path(directory, base_offset, LOG_SUFFIX), file_io.READ_ONLY)
@@ -146,52 +130,10 @@ class OpenSegment:
         """The descriptors of log, offset index and time index."""
         return (self.log_fd, self.index_fd, self.time_index_fd)
 
-    def allocate_ahead(self, position: Position, size_bytes: int) -> None:
-        """Allocate the blocks of a large append and of those that follow at once: block by block they
-        cost a fifth of the append. Does nothing if the file system cannot.
-        """
-        end = position + size_bytes
-        if position < AHEAD_SEGMENT_BYTES_MIN or end <= self.allocated_end:
-            return
-        self.allocated_end = end + AHEAD_BYTES
-        OpenSegment.turns += 1
-        if self not in self.ahead and not self._is_room_ahead():
-            return
-        try:
-            file_io.allocate(self.log_fd, position, size_bytes + AHEAD_BYTES)
-        except OSError:
-            self.allocated_end = NEVER  # what is wrong with the disk, the append itself reports
-            return
-        self.ahead.pop(self, None)
-        self.ahead[self] = self.turns
-
-    def _is_room_ahead(self) -> bool:
-        """Return whether a further segment may have blocks ahead; an idle one gives its own up."""
-        if len(self.ahead) < AHEAD_SEGMENTS_MAX:
-            return True
-        idle = next(iter(self.ahead))
-        if self.turns - self.ahead[idle] < AHEAD_IDLE_TURNS:
-            return False
-        try:
-            idle.release_ahead(file_io.size_of(idle.log_fd))
-        except OSError:
-            return False
-        return True
-
-    def release_ahead(self, size_bytes: int) -> None:
-        """Free the blocks behind the end of a segment, also those that an earlier incarnation
-        allocated: it is sealed, or others have more use for them."""
-        self.ahead.pop(self, None)
-        self.allocated_end = 0
-        if size_bytes >= AHEAD_SEGMENT_BYTES_MIN:
-            with suppress(OSError):
-                file_io.ftruncate(self.log_fd, size_bytes)
-
     def cut_to(self, tail: SegmentTail) -> None:
         """Truncate the files to the sizes in `tail`, the log first, so that an index points past it
         only for a moment.
         """
-        self.allocated_end = 0
         file_io.ftruncate(self.log_fd, tail.size_bytes)
         file_io.ftruncate(self.index_fd, tail.index_count * OFFSET_ENTRY.size)
         file_io.ftruncate(self.time_index_fd, tail.time_index_count * TIME_ENTRY.size)
@@ -199,6 +141,5 @@ class OpenSegment:
     def close(self) -> None:
         """Close each descriptor once: afterwards its number may belong to another file."""
         files = self.files
-        self.ahead.pop(self, None)
         self.log_fd = self.index_fd = self.time_index_fd = -1
         file_io.close_all(fd for fd in files if fd >= 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
@@ -12,14 +11,12 @@ from appliance.base.errors import ErrorCode, StorageFailed
 from appliance.base.invariants import InvariantViolation
 from appliance.base.model import FIRST_OFFSET
 from appliance.records.batch import read_batch_header, stamp_batch
-from appliance.storage import file_io, segment
 from appliance.storage.append_plan import RefusedBatch
 from appliance.storage.indexes import OFFSET_ENTRY, TIME_ENTRY
-from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
 from appliance.storage.recovery import SameBoot, Unclean
-from appliance.storage.segment import AHEAD_BYTES, AHEAD_SEGMENT_BYTES_MIN, SegmentTail
-from tests.unit.storage.storage_support import NAME, NOW_MS, batch, failing_file_calls, open_log, stored_bytes, stored_records
+from appliance.storage.segment import SegmentTail
+from tests.unit.storage.storage_support import NAME, NOW_MS, batch, open_log, stored_bytes, stored_records
 
 ROOMY = LogConfig(index_interval_bytes=150)
 
@@ -283,70 +280,3 @@ def test_a_copy_of_the_end_of_a_segment_has_all_of_it() -> None:
         setattr(tail, name, 100 + number)
     copy = tail.copy()
     assert [getattr(copy, name) for name in SegmentTail.__slots__] == [100 + number for number in range(len(SegmentTail.__slots__))]
-
-
-def test_blocks_of_a_large_segment_are_allocated_ahead_and_freed_when_it_is_sealed(tmp_path: Path) -> None:
-    """The file has its size all the time, and a file system that allocates nothing is no failure."""
-    with (tmp_path / "probe").open("wb") as probe:
-        try:
-            file_io.allocate(probe.fileno(), 0, 4096)
-        except OSError as error:
-            pytest.skip(f"allocating ahead: {error}")
-        assert os.fstat(probe.fileno()).st_size == 0
-    large = batch(bytes(1 << 20))
-    log = open_log(tmp_path, LogConfig(segment_bytes=64 << 20))
-    file = tmp_path / f"{0:020d}.log"
-
-    def unused_bytes() -> int:
-        assert file.stat().st_size == log.log_end_offset * len(large)
-        return file.stat().st_blocks * 512 - file.stat().st_size
-
-    while log.log_end_offset * len(large) < AHEAD_SEGMENT_BYTES_MIN:
-        log.append_as_leader([large], 0, 0)
-    assert unused_bytes() <= 4096, "a small segment has no more than it needs"
-    with failing_file_calls(1, error=errno.EOPNOTSUPP) as faults:
-        log.append_as_leader([large], 0, 0)
-    assert faults.failed == ["allocate"] and unused_bytes() <= 4096
-    log.close()
-    log = open_log(tmp_path, LogConfig(segment_bytes=64 << 20), recovery=Unclean(0))
-    log.append_as_leader([large], 0, 0)
-    assert 2 * len(large) < unused_bytes() <= AHEAD_BYTES + 4096
-    log.close()
-    log = open_log(tmp_path, LogConfig(segment_bytes=64 << 20), recovery=Unclean(0))
-    log.roll()
-    assert unused_bytes() <= 4096 and log.active_base_offset == log.log_end_offset
-    log.close()
-
-
-def test_an_idle_segment_gives_its_blocks_ahead_to_a_further_one_and_a_busy_one_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "AHEAD_SEGMENTS_MAX", 1)
-    monkeypatch.setattr(segment, "AHEAD_IDLE_TURNS", 2)
-    large = batch(bytes(1 << 20))
-
-    def unused_bytes(log: Log) -> int:
-        status = (Path(log.directory) / f"{0:020d}.log").stat()
-        return status.st_blocks * 512 - status.st_size
-
-    def append(log: Log, count: int) -> None:
-        for _ in range(count):
-            log.append_as_leader([large], 0, 0)
-
-    logs = []
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        logs.append(open_log(tmp_path / name, LogConfig()))
-        append(logs[-1], 32)
-    first, second = logs
-    append(first, 1)
-    ahead = unused_bytes(first)
-    if ahead <= 4096:
-        pytest.skip("this file system allocates nothing ahead")
-    append(second, 1)
-    assert unused_bytes(second) <= 4096 and unused_bytes(first) == ahead
-    append(second, 5)
-    assert unused_bytes(second) > 4096 and unused_bytes(first) <= 4096
-    append(first, 1)
-    assert unused_bytes(second) > 4096 and unused_bytes(first) <= 4096
-    for log in logs:
-        log.close()
-    assert not segment.OpenSegment.ahead
