@@ -36,10 +36,10 @@ class SettingsWatch:
             changed_ns = os.stat(self._layout.box_file).st_mtime_ns
             if changed_ns == self._seen_ns:
                 return False
-            self._seen_ns = changed_ns
             box = load_box(self._layout)
         except (OSError, ValueError, TypeError):
-            return False  # the box ends, or is of another release
+            return False  # the box ends, or is of another release, or this process has no descriptor: read again at the next look
+        self._seen_ns = changed_ns
         if box.reloads == self._reloads:
             return False
         self._reloads = box.reloads
