@@ -213,7 +213,7 @@ class MetadataCache:
         for number, partition in enumerate(topic.partitions):
             if has_same_config and number < len(known) and (known[number] is partition or known[number] == partition):
                 continue
-            if number >= len(known) or known[number][4:6] != partition[4:6]:  # its disks
+            if number >= len(known) or (known[number].disk, known[number].moving_to) != (partition.disk, partition.moving_to):
                 self._must_place = True
             placement = self.by_name.get((topic.name, number))
             if placement is not None:
