@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from enum import Enum
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -44,6 +45,9 @@ def search(
     count: Annotated[bool, option("--count", "-c", help="Print the number of records only.")] = False,
     by: Annotated[str | None, option("--by", metavar="NAMES", help="Count by second, minute, hour, day or fields, such as minute,host.")] = None,
     partition: Annotated[list[int] | None, option("--partition", metavar="N", min=0, help="Only this partition; may be given several times.")] = None,
+    before: Annotated[int, option("--before-context", "-B", metavar="N", min=0, max=100, help="Also N records of its partition in front of each.")] = 0,
+    after: Annotated[int, option("--after-context", "-A", metavar="N", min=0, max=100, help="Also N records behind each.")] = 0,
+    context: Annotated[int, option("--context", "-C", metavar="N", min=0, max=100, help="Also N records on both sides of each.")] = 0,
     follow: Annotated[bool, option("--follow", "-f", help="Go on with records that come later, until Ctrl-C.")] = False,
     as_json: Annotated[bool, option("--json", help="One JSON object a record: partition, offset, timestamp (ms), value.")] = False,
     raw: Annotated[bool, option("--raw", help="The stored values, byte for byte.")] = False,
@@ -60,8 +64,11 @@ def search(
         raise UsageProblem("--json and --raw exclude each other")
     if newest and not limit:
         raise UsageProblem("--newest needs --limit N")
+    before, after = max(before, context), max(after, context)
+    if (before or after) and (follow or count or by):
+        raise UsageProblem("records around each (-A, -B, -C) go with neither --follow nor --count nor --by")
     now_ms = int(datetime.now(UTC).timestamp() * 1_000)
-    parameters: dict[str, Any] = {"topic": topic, "query": query, "limit": limit, "order": "newest" if newest else "oldest"}
+    parameters: dict[str, Any] = {"topic": topic, "query": query, "limit": limit, "order": "newest" if newest else "oldest", "before": before, "after": after}
     for name, text in (("since", since), ("until", until)):
         try:
             parameters |= {} if text is None else {name: parse_moment(text, now_ms)}
@@ -73,7 +80,8 @@ def search(
     parameters |= {"by": by} if by else {}
     parameters |= {"partition": ",".join(map(str, partition))} if partition else {}
     found = find_running_box(data, config)
-    printer = Printer(as_json=as_json, is_raw=raw, topic=topic, by=by or "", shows_progress=not quiet and sys.stderr.isatty())
+    form = Form.JSON if as_json else Form.RAW if raw else Form.CONTEXT if before or after else Form.LINES
+    printer = Printer(form, topic=topic, by=by or "", shows_progress=not quiet and sys.stderr.isatty())
     try:
         with until_reader_closes():
             for document in answer_of(found.layout.console_socket, parameters, query):
@@ -134,12 +142,23 @@ class Totals(NamedTuple):
     scanned_bytes: int = 0
 
 
+class Form(Enum):
+    """How records are printed. CONTEXT: a match behind `> `, other records behind blanks, and `--` between groups."""
+
+    LINES = 0
+    CONTEXT = 1
+    JSON = 2
+    RAW = 3
+
+
 class Printer:
     """Prints the documents of an answer."""
 
-    def __init__(self, *, as_json: bool, is_raw: bool, topic: str, by: str, shows_progress: bool) -> None:
-        self._as_json = as_json
-        self._is_raw = is_raw
+    def __init__(self, form: Form, *, topic: str, by: str, shows_progress: bool) -> None:
+        self._form = form
+        self._ends: dict[int, int] = {}
+        """By partition, the offset behind its last record that was printed."""
+        self._last_partition = -1
         self._topic = topic
         self._by = by.split(",")
         self._shows_progress = shows_progress
@@ -170,15 +189,21 @@ class Printer:
     def _print(self, record: dict[str, Any]) -> None:
         self.clear_progress()
         self._printed += 1
-        value = base64.b64decode(record["value_base64"]) if "value_base64" in record else record["value"].encode()
-        if self._is_raw:
-            sys.stdout.buffer.write(value + b"\n")
-        elif self._as_json:
-            document = parsed_value(value)
-            shown = {"topic": self._topic} | (record if document is None else record | {"value": document})
-            sys.stdout.write(terminal_json(shown) + "\n")
-        else:
-            sys.stdout.write(record_line(record["timestamp"], value, self._is_coloured) + "\n")
+        if self._form is Form.JSON:
+            sys.stdout.write(terminal_json({"topic": self._topic} | _with_values(record)) + "\n")
+            return
+        group = [*record.get("before", ()), record, *record.get("after", ())]
+        partition, start = record["partition"], group[0]["offset"]
+        if self._form is Form.CONTEXT and self._printed > 1 and (partition, start) != (self._last_partition, self._ends.get(partition)):
+            sys.stdout.write("--\n")
+        for each in group:
+            value = _value_of(each)
+            if self._form is Form.RAW:
+                sys.stdout.buffer.write(value + b"\n")
+            else:
+                mark = "" if self._form is Form.LINES else "> " if each is record else "  "
+                sys.stdout.write(mark + record_line(each["timestamp"], value, self._is_coloured) + "\n")
+        self._last_partition, self._ends[partition] = partition, group[-1]["offset"] + 1
 
     def _show(self, progress: dict[str, Any]) -> None:
         share = 100 * progress["bytes"] // max(progress["of"], 1)
@@ -225,7 +250,7 @@ class Printer:
             raise PartlyDone("\n".join(lines))
 
     def _print_counts(self) -> None:
-        if self._as_json:
+        if self._form is Form.JSON:
             for each in self._counts:
                 sys.stdout.write(terminal_json(each) + "\n")
         elif self._counts and self._counts[0]["by"]:
@@ -237,6 +262,17 @@ class Printer:
         else:
             for each in self._counts:
                 print(each["count"])
+
+
+def _value_of(record: dict[str, Any]) -> bytes:
+    return base64.b64decode(record["value_base64"]) if "value_base64" in record else record["value"].encode()
+
+
+def _with_values(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record, and those around it, with values that are JSON objects as such."""
+    document = parsed_value(_value_of(record))
+    around = {name: [_with_values(each) for each in record[name]] for name in ("before", "after") if name in record}
+    return record | around | ({} if document is None else {"value": document})
 
 
 def _shown(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 Parameters: `topic`, `query`, `since` and `until` (an age as 2h, an ISO 8601 time, or milliseconds),
 `limit`, `order` (oldest, newest), `count`, `by` (names with commas), `partition` (with commas),
-`follow`. A mistake is 400 with its column, an unknown topic 404, too many searches 429. A client
+`before` and `after` (records around each match), `follow`. A mistake is 400 with its column, an unknown topic 404, too many searches 429. A client
 that closes the connection ends the search. `/api/search/check` parses `query` only, for a page that
 shows mistakes while they are typed, and returns the texts that the page marks in the records.
 Regular expressions are compiled by the search process alone: the loop here serves others.
@@ -30,7 +30,7 @@ STREAMED = "millrace.streamed_bytes"
 """In the scope: the bytes of a streamed answer so far. While it grows, the answer has time."""
 FIRST_LINE_SECONDS = 25.0
 """Shorter than `console_connections.ANSWER_SECONDS`, so that the client learns the reason."""
-_NAMES = frozenset({"topic", "query", "since", "until", "limit", "order", "count", "by", "partition", "follow"})
+_NAMES = frozenset({"topic", "query", "since", "until", "limit", "order", "count", "by", "partition", "before", "after", "follow"})
 _FLAGS = {"": True, "1": True, "true": True, "0": False, "false": False}
 
 
@@ -59,11 +59,13 @@ def search_request(parameters: QueryParams, now_ms: int) -> dict[str, Any]:
         request[field] = _FLAGS[text]
     if by := parameters.get("by"):
         request["by"] = by.split(",")
-    numbers = {"limit": [parameters.get("limit", "0")], "partitions": parameters["partition"].split(",") if parameters.get("partition") else []}
+    counts = ("limit", "before", "after")
+    numbers = {name: [parameters.get(name) or "0"] for name in counts}
+    numbers["partitions"] = parameters["partition"].split(",") if parameters.get("partition") else []
     for name, texts in numbers.items():
         if not all(text.isascii() and text.isdigit() and len(text) < 10 for text in texts):
             raise WrongParameter(f"{name.removesuffix('s')} is {','.join(texts)[:40]!r}; it must be a whole number")
-    return request | {"limit": int(numbers["limit"][0]), "partitions": [int(text) for text in numbers["partitions"]]}
+    return request | {name: int(numbers[name][0]) for name in counts} | {"partitions": [int(text) for text in numbers["partitions"]]}
 
 
 def marks_of(node: Node) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ import resource
 import socket
 import threading
 import traceback
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 import orjson
@@ -27,9 +27,13 @@ from appliance.cluster.metadata_image import MetadataImage, TopicImage, read_ima
 from appliance.ipc.disk_reports import mark_searched
 from appliance.pipeline.local_rows import LocalRow, find_row_in_box
 from appliance.senders.record_query import QueryProblem
+from appliance.shm.disk_tables import attach_table
+from appliance.shm.mapping import is_held
+from appliance.shm.partition_table import DISK_OFFLINE, DISK_STARTING
 from appliance.storage import file_io
 from appliance.storage.reading import LogReading
 from appliance.storage.segment_files import LOG_SUFFIX, segment_path
+from services.search.context import CONTEXT_MAX, ContextReader
 from services.search.partition_scan import PartitionScan, Wanted
 from services.search.search_run import NEWEST, NOTES_MAX, OLDEST, SearchOptions, SearchRun, SearchTotals
 
@@ -65,6 +69,8 @@ class SearchRequest(NamedTuple):
     by: tuple[str, ...] = ()
     follow: bool = False
     partitions: tuple[int, ...] = ()
+    before: int = 0
+    after: int = 0
 
     @classmethod
     def decode(cls, line: bytes) -> SearchRequest:
@@ -81,6 +87,10 @@ class SearchRequest(NamedTuple):
             raise SearchRefused(400, f"by has {len(request.by)} parts; at most {BY_MAX} are possible")
         if request.follow and (request.order == NEWEST or request.is_count or request.by):
             raise SearchRefused(400, "follow goes with neither counts nor the newest records")
+        if not (0 <= request.before <= CONTEXT_MAX and 0 <= request.after <= CONTEXT_MAX):
+            raise SearchRefused(400, f"before is {request.before} and after {request.after}; allowed is 0 to {CONTEXT_MAX}")
+        if (request.before or request.after) and (request.follow or request.is_count or request.by):
+            raise SearchRefused(400, "records before and after go with neither counts nor follow")
         return request._replace(by=tuple(request.by), partitions=tuple(dict.fromkeys(request.partitions)))
 
 
@@ -143,7 +153,10 @@ class SearchAgent:
             waiting_bytes_max=box.integer("search.memory.bytes") // WAITING_SHARE,
         )  # fmt: skip
         chosen = request.partitions or tuple(range(len(topic.partitions)))
-        self._carry_out(_Places(self._layout, box, topic), chosen, wanted, options, request.follow)
+        places = _Places(self._layout, box, topic)
+        if request.before or request.after:
+            options = options._replace(context=ContextReader(places.find, topic.name, wanted, request.before, request.after))
+        self._carry_out(places, chosen, wanted, options, request.follow)
 
     def _carry_out(self, places: _Places, chosen: tuple[int, ...], wanted: Wanted, options: SearchOptions, follow: bool) -> None:
         scans, absent = places.scans(chosen, wanted)
@@ -195,7 +208,7 @@ class _Places:
         absent: list[dict[str, Any]] = []
         for partition in chosen:
             try:
-                found = self._find(partition)
+                found = self.find(partition)
                 if isinstance(found, str):
                     absent.append({"partition": partition, "reason": found})
                     continue
@@ -204,11 +217,32 @@ class _Places:
                 absent.append({"partition": partition, "reason": str(error)})
         return scans, absent
 
-    def _find(self, partition: int) -> LocalRow | str:
+    def find(self, partition: int) -> LocalRow | str:
+        """Return a partition, or why it cannot be searched here. The caller closes its table."""
         image = self.topic.partitions[partition]
         if self._box.broker_id not in image.replicas:
             return f"it is on {', '.join(f'box {each}' for each in image.replicas)}; search there"
-        return find_row_in_box(self._layout, self._box, self.topic.name, self.topic.topic_id, partition)
+        found = find_row_in_box(self._layout, self._box, self.topic.name, self.topic.topic_id, partition)
+        return found if isinstance(found, LocalRow) or image.disk is None else self._why_not_served(image.disk)
+
+    def _why_not_served(self, name: str) -> str:
+        """Return words about the disk that holds a partition."""
+        disk = next((each for each in self._box.disks if each.name == name), None)
+        if disk is None:
+            return f"it lies on disk {name}, which this box does not have any more"
+        try:
+            table = attach_table(self._layout, name)
+        except (MillraceError, OSError):
+            table = None
+        state, is_served = -1, False
+        if table is not None:
+            with closing(table):
+                state, is_served = table.disk_state, is_held(table.shared.name) and not table.is_suspect
+        if state == DISK_OFFLINE or not is_served:
+            words = "is offline" if state == DISK_OFFLINE else "has no log-writer at the moment"
+        else:
+            words = "is being read by its log-writer" if state == DISK_STARTING else "does not serve it at the moment"
+        return f"disk {name} ({disk.path}), on which it lies, {words}; look at `millrace disk list`"
 
 
 def _bytes_to_read(scan: PartitionScan) -> int:

@@ -69,6 +69,13 @@ class Match(NamedTuple):
     partition: int
     offset: int
     value: bytes
+    before: tuple[Match, ...] = ()
+    """Records around it, if they were asked for."""
+    after: tuple[Match, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.value) + MATCH_BYTES
 
 
 class Wanted(NamedTuple):
@@ -91,6 +98,13 @@ class Wanted(NamedTuple):
         has_negation = "-" in query or "not" in query.lower()
         return cls(compile_node(node), literals_of(node), since_ms, until_ms, verdict_of(node) if has_negation else None, tuple(fields_of(node)),
             SegmentFilter(node, since_ms, until_ms) if uses_summaries else None)  # fmt: skip
+
+    def fulfils(self, record: Match) -> bool:
+        """Return whether a record is in the time range and fulfils the query."""
+        if not self.since_ms <= record.timestamp_ms < self.until_ms:
+            return False
+        verdict = self.verdict(folded_value(record.value)) if self.verdict is not None else None
+        return self.predicate(Document(record.value)) if verdict is None else verdict
 
 
 class Window(NamedTuple):
@@ -345,13 +359,10 @@ class PartitionScan:
             return
         opened.judged.add(number)
         record = opened.read(number)
-        wanted = self._wanted
-        if record is None or not wanted.since_ms <= record.timestamp_ms < wanted.until_ms or not self.range.start <= record.offset < self.range.end:
-            return
-        verdict = wanted.verdict(folded_value(record.value)) if wanted.verdict is not None else None
-        if verdict or (verdict is None and wanted.predicate(Document(record.value))):
-            matches.append(record._replace(partition=self.partition))
-            matches.size_bytes += len(record.value) + MATCH_BYTES
+        if record is not None and self.range.start <= record.offset < self.range.end and self._wanted.fulfils(record):
+            match = record._replace(partition=self.partition)
+            matches.append(match)
+            matches.size_bytes += match.size_bytes
 
     def _is_intact(self, memory: memoryview, batch: _Batch) -> bool:
         if batch_crc(memory, batch.position, batch.end - batch.position) == read_batch_header(memory, batch.position).crc:

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 from appliance.base.clock import Clock
 from appliance.base.errors import MillraceError
 from appliance.pipeline.local_segments import NotReadHere
+from services.search.context import CHUNK_MATCHES, ContextReader
 from services.search.matching import Document
-from services.search.partition_scan import MATCH_BYTES, Match, PartitionScan, Window
+from services.search.partition_scan import Match, PartitionScan, Window
 
 HOLD_MS = 60_000
 WAITING_BYTES_MAX = 32 << 20
@@ -40,7 +41,8 @@ Emit = Callable[[dict[str, Any]], None]
 
 
 class SearchOptions(NamedTuple):
-    """What is done with the matches. `limit` 0: all; `order`: which end of the time range counts."""
+    """What is done with the matches. `limit` 0: all; `order`: which end of the time range counts;
+    `context` reads the records around each."""
 
     limit: int = 0
     order: str = OLDEST
@@ -51,6 +53,7 @@ class SearchOptions(NamedTuple):
     duration_ms_max: int = 0
     hold_ms: int = HOLD_MS
     waiting_bytes_max: int = WAITING_BYTES_MAX
+    context: ContextReader | None = None
 
 
 class SearchTotals(NamedTuple):
@@ -84,6 +87,9 @@ def record_document(match: Match) -> dict[str, Any]:
         found["value"] = match.value.decode()
     except UnicodeDecodeError:
         found["value_base64"] = base64.b64encode(match.value).decode()
+    for name, around in (("before", match.before), ("after", match.after)):
+        if around:
+            found[name] = [record_document(each) for each in around]
     return found
 
 
@@ -122,10 +128,10 @@ class SearchRun:
         pool = ThreadPoolExecutor(max(self._options.threads, 1), thread_name_prefix="search")
         try:
             self._run(pool)
+            if self._stopped is None or self._options.order == NEWEST:
+                self._pass_on(None, pool)
         finally:
             pool.shutdown(wait=not self._is_left, cancel_futures=True)
-        if self._stopped is None or self._options.order == NEWEST:
-            self._pass_on(None)
         for each in self._counts() if self._options.is_count or self._options.by else ():
             self._emit({"count": each})
         if self._dropped:
@@ -158,7 +164,7 @@ class SearchRun:
                     self._take(window, partition)
                     heapq.heappush(idle, (max(frontier_ms, window.frontier_ms), partition, windows))
             frontiers = [frontier for frontier, *_ in [*idle, *running.values()]]
-            self._pass_on(min(frontiers) - self._options.hold_ms if frontiers else None)
+            self._pass_on(min(frontiers) - self._options.hold_ms if frontiers else None, pool)
             self._report()
             self._pace()
         for future in running:
@@ -185,29 +191,57 @@ class SearchRun:
 
     def _hold(self, match: Match) -> None:
         heapq.heappush(self._waiting, match)
-        self._waiting_bytes += len(match.value) + MATCH_BYTES
+        self._waiting_bytes += match.size_bytes
         if self._options.order == NEWEST:
             while len(self._waiting) > 1 and (len(self._waiting) > self._options.limit > 0 or self._waiting_bytes > self._options.waiting_bytes_max):
                 self._dropped += not len(self._waiting) > self._options.limit > 0
-                self._waiting_bytes -= len(heapq.heappop(self._waiting).value) + MATCH_BYTES
+                self._waiting_bytes -= heapq.heappop(self._waiting).size_bytes
 
-    def _pass_on(self, before_ms: int | None) -> None:
+    def _pass_on(self, before_ms: int | None, pool: ThreadPoolExecutor) -> None:
         """Pass on the matches before a time, or all; none while the newest ones are sought."""
         waiting, limit = self._waiting, self._options.limit
         if self._options.order == NEWEST and before_ms is not None:
             return
         is_full = self._waiting_bytes > self._options.waiting_bytes_max
+        ready: list[Match] = []
         while waiting and (before_ms is None or waiting[0].timestamp_ms < before_ms or is_full):
             match = heapq.heappop(waiting)
-            self._waiting_bytes -= len(match.value) + MATCH_BYTES
+            self._waiting_bytes -= match.size_bytes
             is_full = self._waiting_bytes > self._options.waiting_bytes_max
             self._unordered += match.timestamp_ms < self._last_ms
             self._last_ms = max(self._last_ms, match.timestamp_ms)
-            self._emit({"record": record_document(match)})
             self._passed += 1
+            ready.append(match)
             if self._passed == limit:
                 self._stopped = "limit"
-                return
+                break
+            if self._options.context is None or len(ready) == CHUNK_MATCHES:
+                self._emit_records(ready, pool)
+                ready = []
+        self._emit_records(ready, pool)
+
+    def _emit_records(self, matches: list[Match], pool: ThreadPoolExecutor) -> None:
+        for match in self._with_context(matches, pool) if self._options.context is not None and matches else matches:
+            self._emit({"record": record_document(match)})
+
+    def _with_context(self, matches: list[Match], pool: ThreadPoolExecutor) -> list[Match]:
+        """Return matches with the records around them, as far as these can be read in time."""
+        context = self._options.context
+        assert context is not None
+        own = {partition: [match for match in matches if match.partition == partition] for partition in {match.partition for match in matches}}
+        running = {pool.submit(context.surround, partition, several): partition for partition, several in own.items()}
+        pending = set(running)
+        found: dict[tuple[int, int], Match] = {}
+        while pending and self._stopped != "duration":
+            done, pending = wait(pending, PROGRESS_MS / 1_000, FIRST_COMPLETED)
+            for future in done:
+                try:
+                    found |= {(match.partition, match.offset): match for match in future.result()}
+                except (NotReadHere, MillraceError, OSError) as error:
+                    self.notes.append(f"what surrounds records of partition {running[future]} could not be read: {error}")
+            self._report()
+        self._is_left = self._is_left or bool(pending)
+        return [found.get((match.partition, match.offset), match) for match in matches]
 
     def _count(self, match: Match) -> None:
         document: Document | None = None

@@ -44,7 +44,7 @@ function chooseTimes(from, to) {
 
 // ---- the state of the page is in its address
 
-const FIELDS = ["topic", "query", "range", "since", "until", "limit"];
+const FIELDS = ["topic", "query", "range", "since", "until", "limit", "context"];
 
 function writeAddress() {
   const state = new URLSearchParams();
@@ -57,6 +57,7 @@ function readAddress() {
   for (const name of FIELDS) if (state.has(name)) $(name).value = state.get(name);
   if (!$("range").value) $("range").value = "1h";
   if (!$("limit").value) $("limit").value = "200";
+  if (!$("context").value) $("context").value = "0";
   showFixed();
   return state.size > 0;
 }
@@ -140,28 +141,35 @@ function wholeRecord(record) {
   return row;
 }
 
-function recordBody(record) {
+function rowOf(record, kind = "record") {
   const { fields, message } = parsed(record);
-  const body = make("tbody"), row = make("tr", "record");
-  const [severity, kind] = severityOf(fields);
+  const row = make("tr", kind);
+  const [severity, colour] = severityOf(fields);
   const text = (value) => make("td", "short", visible(cut(textOf(value), 200)));
   const shown = make("td", "message"), severityCell = make("td");
-  if (severity) severityCell.append(badge(visible(cut(severity, 20)), kind));
+  if (severity) severityCell.append(badge(visible(cut(severity, 20)), colour));
   shown.append(...marked(visible(cut(message, SHOWN_CHARACTERS))));
   row.append(make("td", "", timeText(record.timestamp)), severityCell, text(fields?.host), text(fields?.app), shown);
+  if (colour) row.classList.add(colour);
+  return row;
+}
+
+// With the records around it; the newest is on top.
+function recordBody(record) {
+  const body = make("tbody"), row = rowOf(record);
+  const around = (records = []) => records.toReversed().map((each) => rowOf(each, "record context"));
+  let whole = null;
   row.tabIndex = 0;
   row.setAttribute("aria-expanded", "false");
-  if (kind) row.classList.add(kind);
   const toggle = () => {
-    const isOpen = body.rows.length > 1;
+    const isOpen = whole != null;
     if (!isOpen && isFollowing() && !pausedAt) follow(); // it would move away under its reader
-    if (isOpen) body.deleteRow(1);
-    else body.append(wholeRecord(record));
+    if (isOpen) { whole.remove(); whole = null; } else row.after(whole = wholeRecord(record));
     row.setAttribute("aria-expanded", String(!isOpen));
   };
   row.addEventListener("click", () => { if (!String(getSelection())) toggle(); });
   row.addEventListener("keydown", (event) => { if (event.key === "Enter") toggle(); });
-  body.append(row);
+  body.append(...around(record.after), row, ...around(record.before));
   return body;
 }
 
@@ -255,7 +263,7 @@ async function start() {
   let total = 0, end = null;
   try {
     await readMarks(signal);
-    for await (const documents of lines(await ask("/api/search", { ...wanted, limit: $("limit").value, order: "newest" }, signal))) {
+    for await (const documents of lines(await ask("/api/search", { ...wanted, limit: $("limit").value, order: "newest", before: $("context").value, after: $("context").value }, signal))) {
       const records = documents.filter((each) => each.record).map((each) => each.record);
       if (records.length) show(records);
       for (const each of documents) {

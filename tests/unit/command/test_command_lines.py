@@ -15,7 +15,7 @@ from appliance.client.fetch import PartitionRecords, StartAt
 from appliance.command.failures import UsageProblem
 from appliance.command.ingest_tap import tap_json, tap_line
 from appliance.command.record_text import record_line
-from appliance.command.search import Printer, search
+from appliance.command.search import Form, Printer, search
 from appliance.command.send import Sending, read_chunks, send
 from appliance.command.topic_tail import JsonFormat, LineFormat, TailProgress, TailRange, TemplateFormat, copy_records, value_filter
 from appliance.records.batch import read_batch_header
@@ -33,12 +33,32 @@ def test_a_record_without_severity_has_a_dash_in_its_place() -> None:
 def test_a_search_of_an_empty_interval_is_refused_and_counts_by_no_field_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageProblem, match=r"--until .* is not after --since"):
         search("x", since="1h", until="2h")
-    printer = Printer(as_json=False, is_raw=False, topic="t", by="minut,host", shows_progress=False)
+    printer = Printer(Form.LINES, topic="t", by="minut,host", shows_progress=False)
     printer.take({"count": {"by": [None, "web1"], "count": 3}})
     printer.take({"end": {"matches": 3, "scanned_bytes": 1, "notes": [], "unordered": 0, "stopped": "", "not_searched": []}})
     printer.finish(quiet=True)
     shown = capsys.readouterr()
     assert "web1" in shown.out and "no record has a field minut; of time there are second, minute" in shown.err and "field host" not in shown.err
+
+
+def test_a_match_and_the_records_around_it_are_told_apart_and_groups_are_parted(capsys: pytest.CaptureFixture[str]) -> None:
+    def record(offset: int, **around: Any) -> dict[str, Any]:
+        return {"partition": 0, "offset": offset, "timestamp": 0, "value": f"line {offset}", **around}
+
+    matches = [record(2, before=[record(1)], after=[record(3)]), record(4, after=[record(5)]), record(9)]
+    for form in (Form.CONTEXT, Form.RAW, Form.JSON):
+        printer = Printer(form, topic="t", by="", shows_progress=False)
+        for each in matches:
+            printer.take({"record": each})
+        shown = capsys.readouterr().out.splitlines()
+        if form is Form.CONTEXT:
+            assert [line[:2] + line[-6:] * (line != "--") for line in shown] == ["  line 1", "> line 2", "  line 3", "> line 4", "  line 5", "--", "> line 9"]
+        elif form is Form.RAW:
+            assert shown == ["line 1", "line 2", "line 3", "line 4", "line 5", "line 9"]
+        else:
+            assert [len(json.loads(line).get("after", ())) for line in shown] == [1, 1, 0]
+    with pytest.raises(UsageProblem, match=r"-A, -B, -C"):
+        search("x", context=2, count=True)
 
 
 class ListTail:

@@ -24,7 +24,8 @@ from appliance.shm.partition_table import ROLE_LEADER, Row
 from appliance.storage.directory_identity import encode_partition_metadata
 from appliance.storage.transaction_index import AbortedTxn, encode_transaction_index
 from services.search import partition_scan, search_run
-from services.search.agent import SearchAgent, SearchRequest
+from services.search.agent import SearchAgent, SearchRefused, SearchRequest
+from services.search.context import ContextReader
 from services.search.partition_scan import Match, PartitionScan, Wanted
 from services.search.search_run import NEWEST, SearchOptions, SearchRun
 from tests.unit.pipeline.made_batches import made_of, marker, with_append_time
@@ -192,6 +193,60 @@ def test_a_limit_takes_the_first_records_or_the_last(three_partitions: list[Loca
     assert [each["record"]["timestamp"] for each in documents] == [0, 1_000, 2_000, 3_000, 4_000] and totals["stopped"] == "limit"
     documents, totals = search(scans_of(three_partitions), limit=2, order=NEWEST)
     assert [each["record"]["timestamp"] for each in documents] == [298_000, 299_000] and totals["stopped"] == "limit"
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60),
+    st.integers(0, 4), st.integers(0, 4), st.integers(1, 7), st.sampled_from([0, 3]), st.sampled_from(["oldest", NEWEST]),
+)  # fmt: skip
+def test_records_around_matches_come_once_and_in_the_order_of_the_log(
+    place: Path, given_records: list[tuple[bool, bool]], before: int, after: int, batch_records: int, limit: int, order: str
+) -> None:
+    """Of each record: whether it matches, and whether it has a value at all."""
+    records = [
+        (number, None, line(number, "an error" if wanted else "calm") if has_value else None, ()) for number, (wanted, has_value) in enumerate(given_records)
+    ]
+    batches = [records[at : at + batch_records] for at in range(0, len(records), batch_records)]
+    content = b"".join(made_of(batch[0][0], batch, Codec.LZ4 if number % 2 else Codec.NONE) for number, batch in enumerate(batches))  # type: ignore[arg-type]
+    found = partition_at(place / str(next(fresh)), [(0, content)], len(records))
+    wanted = wanted_of("error")
+    context = ContextReader(lambda _partition: found, "searched", wanted, before, after)
+    limit = limit or (1_000 if order == NEWEST else 0)
+    documents, totals = search([PartitionScan(found, "searched", 0, wanted, 300)], limit=limit, order=order, context=context)
+    matches = [number for number, (wanted, has_value) in enumerate(given_records) if wanted and has_value]
+    matches = matches[-limit:] if order == NEWEST else matches[: limit or None]
+    shown = [each["record"] for each in documents]
+    assert [each["offset"] for each in shown] == matches
+    everything = [each["offset"] for match in shown for each in (*match.get("before", ()), match, *match.get("after", ()))]
+    there = [number for number, (_, has_value) in enumerate(given_records) if has_value]
+    near = [number for number in there if any(match - before <= number <= match + after for match in matches)]
+    if not (limit and order != NEWEST):
+        assert everything == near
+    assert everything == sorted(set(everything)) and set(everything) <= set(near), "with a limit, what follows the last ends at the next match"
+    assert totals["matches"] == len(matches) and all(len(each.get("before", ())) <= before and len(each.get("after", ())) <= after for each in shown)
+
+
+def test_what_surrounds_a_match_lies_in_other_segments_and_outside_of_the_time_range_but_never_in_an_aborted_transaction(tmp_path: Path) -> None:
+    def batch(offset: int, message: str, producer_id: int = -1) -> bytes:
+        return made_of(offset, [(offset, None, line(1, message), ())], producer_id=producer_id)
+
+    first = batch(0, "calm") + batch(1, "aborted", 7) + marker(2, 7, False) + batch(3, "calm")
+    segments = [(0, first), (4, batch(4, "an error")), (5, batch(5, "calm") + batch(6, "an error"))]
+    found = partition_at(tmp_path / "p", segments, 6, [AbortedTxn(7, Offset(1), Offset(2), Offset(3))])  # type: ignore[arg-type]
+    wanted = wanted_of("error", 4, 5)
+    context = ContextReader(lambda _partition: found, "searched", wanted, 4, 4)
+    documents, _ = search([PartitionScan(found, "searched", 0, wanted)], context=context)
+    (record,) = [each["record"] for each in documents]
+    assert [each["offset"] for each in record["before"]] == [0, 3] and [each["offset"] for each in record["after"]] == [5]
+    gone = ContextReader(lambda _partition: "disk d1 (/srv/d1), on which it lies, is offline", "searched", wanted, 1, 1)
+    run = SearchRun(scans_of([found]), SearchOptions(context=gone), documents.append, ManualClock(), lambda _ms: None)
+    assert run.run().matches == 1 and run.notes == ["what surrounds records of partition 0 could not be read: disk d1 (/srv/d1), on which it lies, is offline"]
+
+
+@pytest.mark.parametrize("more", ['"before":101', '"after":-1', '"after":1,"follow":true', '"before":1,"is_count":true', '"before":1,"by":["host"]'])
+def test_a_request_for_records_around_counts_or_for_too_many_is_refused(more: str) -> None:
+    with pytest.raises(SearchRefused, match="before"):
+        SearchRequest.decode(b'{"query":"","topic":"t",' + more.encode() + b"}")
 
 
 def test_counts_are_grouped_by_time_and_fields(three_partitions: list[LocalRow]) -> None:
