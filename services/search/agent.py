@@ -153,12 +153,12 @@ class SearchAgent:
             waiting_bytes_max=box.integer("search.memory.bytes") // WAITING_SHARE,
         )  # fmt: skip
         chosen = request.partitions or tuple(range(len(topic.partitions)))
-        places = _Places(self._layout, box, topic)
+        places = Places(self._layout, box, topic)
         if request.before or request.after:
             options = options._replace(context=ContextReader(places.find, topic.name, wanted, request.before, request.after))
         self._carry_out(places, chosen, wanted, options, request.follow)
 
-    def _carry_out(self, places: _Places, chosen: tuple[int, ...], wanted: Wanted, options: SearchOptions, follow: bool) -> None:
+    def _carry_out(self, places: Places, chosen: tuple[int, ...], wanted: Wanted, options: SearchOptions, follow: bool) -> None:
         scans, absent = places.scans(chosen, wanted)
         total_bytes = sum(map(_bytes_to_read, scans))
         searched = [scan.partition for scan in scans]
@@ -193,7 +193,7 @@ def _end(totals: SearchTotals, absent: list[dict[str, Any]], run: SearchRun) -> 
     return totals._asdict() | {"not_searched": absent + failed, "notes": notes}
 
 
-class _Places:
+class Places:
     """Finds the partitions of a topic on the disks of this box."""
 
     def __init__(self, layout: BoxLayout, box: Box, topic: TopicImage) -> None:

@@ -41,7 +41,7 @@ def test_a_search_of_an_empty_interval_is_refused_and_counts_by_no_field_are_exp
     assert "web1" in shown.out and "no record has a field minut; of time there are second, minute" in shown.err and "field host" not in shown.err
 
 
-def test_a_match_and_the_records_around_it_are_told_apart_and_groups_are_parted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_match_and_the_records_around_it_are_marked_and_groups_are_divided(capsys: pytest.CaptureFixture[str]) -> None:
     def record(offset: int, **around: Any) -> dict[str, Any]:
         return {"partition": 0, "offset": offset, "timestamp": 0, "value": f"line {offset}", **around}
 

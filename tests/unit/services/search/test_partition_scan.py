@@ -17,14 +17,17 @@ from hypothesis import strategies as st
 from appliance.base.clock import ManualClock, SystemClock
 from appliance.base.layout import BoxLayout
 from appliance.base.model import LeaderEpoch, Offset, Position, TopicId
+from appliance.base.settings import Box, Disk
+from appliance.cluster.metadata_image import PartitionImage, TopicImage
 from appliance.pipeline.local_rows import LocalRow
 from appliance.records.compression import Codec
 from appliance.records.record import iterate_records
-from appliance.shm.partition_table import ROLE_LEADER, Row
+from appliance.shm.partition_table import DISK_OFFLINE, DISK_ONLINE, DISK_STARTING, ROLE_LEADER, PartitionTableWriter, Row
 from appliance.storage.directory_identity import encode_partition_metadata
 from appliance.storage.transaction_index import AbortedTxn, encode_transaction_index
+from lab.scratch_layout import scratch_layout
 from services.search import partition_scan, search_run
-from services.search.agent import SearchAgent, SearchRefused, SearchRequest
+from services.search.agent import Places, SearchAgent, SearchRefused, SearchRequest
 from services.search.context import ContextReader
 from services.search.partition_scan import Match, PartitionScan, Wanted
 from services.search.search_run import NEWEST, SearchOptions, SearchRun
@@ -241,6 +244,31 @@ def test_what_surrounds_a_match_lies_in_other_segments_and_outside_of_the_time_r
     gone = ContextReader(lambda _partition: "disk d1 (/srv/d1), on which it lies, is offline", "searched", wanted, 1, 1)
     run = SearchRun(scans_of([found]), SearchOptions(context=gone), documents.append, ManualClock(), lambda _ms: None)
     assert run.run().matches == 1 and run.notes == ["what surrounds records of partition 0 could not be read: disk d1 (/srv/d1), on which it lies, is offline"]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (None, "has no log-writer at the moment"), (DISK_OFFLINE, "is offline"), (DISK_STARTING, "is being read by its log-writer"),
+        (DISK_ONLINE, "does not serve it at the moment"),
+    ],
+)  # fmt: skip
+def test_a_partition_that_is_not_served_is_named_with_its_disk_and_the_state_of_that(state: int | None, words: str) -> None:
+    image = PartitionImage(0, LeaderEpoch(0), (0,), (0,), "d1")
+    topic = TopicImage("searched", TOPIC_ID, (image, image._replace(disk="d9"), image._replace(replicas=(3,))), {})
+    with scratch_layout() as layout:
+        box = Box(layout.box, 0, [Disk("d0", "/srv/d0"), Disk("d1", "/srv/d1")], "", "", "", 0, 0, 0)
+        table = None if state is None else PartitionTableWriter.create(layout.shared_memory_name("table", "d1", 1), 1)
+        if table is not None and state is not None:
+            table.set_disk_state(state)
+        _, absent = Places(layout, box, topic).scans((0, 1, 2), wanted_of("error"))
+        if table is not None:
+            table.close()
+    assert [each["reason"] for each in absent] == [
+        f"disk d1 (/srv/d1), on which it lies, {words}; look at `millrace disk list`",
+        "it lies on disk d9, which this box does not have any more",
+        "it is on box 3; search there",
+    ]
 
 
 @pytest.mark.parametrize("more", ['"before":101', '"after":-1', '"after":1,"follow":true', '"before":1,"is_count":true', '"before":1,"by":["host"]'])
