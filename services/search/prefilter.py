@@ -125,27 +125,33 @@ def regex_texts(pattern: str) -> tuple[str, ...] | None:
     """
     if "[:" in pattern or "\\Q" in pattern:
         return None
+    open_letters = _OF_OTHER_LETTERS if _IGNORES_CASE.search(pattern) else ""
     try:
-        return _texts_of_sequence(_parser.parse(pattern))
+        return _texts_of_sequence(_parser.parse(pattern), open_letters)
     except (re.error, OverflowError, RecursionError):
         return None
 
 
-def _texts_of_sequence(sequence: Any) -> tuple[str, ...] | None:
+_IGNORES_CASE = re.compile(r"\(\?[A-Za-z]*i")
+_OF_OTHER_LETTERS = "kKsS"
+"""ASCII letters that are the other case of one that is not ASCII (U+212A, U+017F): without case, RE2 finds that, too."""
+
+
+def _texts_of_sequence(sequence: Any, open_letters: str) -> tuple[str, ...] | None:
     found: list[tuple[str, ...]] = []
     run = ""
     for operation, argument in sequence:
-        if operation is _constants.LITERAL:
+        if operation is _constants.LITERAL and chr(argument) not in open_letters:
             run += chr(argument)
             continue
         found, run = [*found, (run,)], ""
         inner = None
         if operation is _constants.SUBPATTERN:
-            inner = _texts_of_sequence(argument[-1])
+            inner = _texts_of_sequence(argument[-1], open_letters)
         elif operation in (_constants.MAX_REPEAT, _constants.MIN_REPEAT) and argument[0] > 0:
-            inner = _texts_of_sequence(argument[-1])
+            inner = _texts_of_sequence(argument[-1], open_letters)
         elif operation is _constants.BRANCH:
-            branches = [_texts_of_sequence(branch) for branch in argument[1]]
+            branches = [_texts_of_sequence(branch, open_letters) for branch in argument[1]]
             inner = None if None in branches else tuple(text for branch in branches for text in branch or ())
         found += [inner] if inner is not None else []
     usable = [texts for texts in [*found, (run,)] if all(_SAFE_RUN.search(text) for text in texts)]

@@ -143,7 +143,7 @@ def test_the_record_does_not_fulfil(query: str) -> None:
         ("timeout", [b"timeout"]),
         ('host=web7 "connection refused"', [b"connection refused"]),
         ("/tim(e|ed)[- ]?out/", [b"out"]),
-        ("/(?i)(Refused|reset by peer)/", [b"refused", b"reset by peer"]),
+        ("/(?i)(Refused|reset by peer)/", [b"refu", b"et by peer"]),
         (r"/took \d{4,} ms/", [b"took"]),
         ("/x?[0-9]*/", None),
         ("/[[:alpha:]]+error/", None),
@@ -154,6 +154,11 @@ def test_the_record_does_not_fulfil(query: str) -> None:
 def test_the_prefilter_takes_the_rarest_texts_of_a_query(query: str, literals: list[bytes] | None) -> None:
     found = literals_of(parse_query(query))
     assert (found if found is None else [*found]) == literals
+
+
+@pytest.mark.parametrize(("query", "text"), [("/(?i)k/", "\u212a"), ("/(?i)trunk port/", "TRUN\u212a PORT"), ("/x(?i:missing)/", "xmi\u017f\u017fing")])
+def test_without_case_an_expression_finds_letters_that_are_not_ascii(query: str, text: str) -> None:
+    assert fulfils(query, {"message": text})
 
 
 @pytest.mark.parametrize(
@@ -208,49 +213,81 @@ def test_any_text_is_a_query_or_a_problem_in_it(text: str) -> None:
 
 # ---- the reference: a tree of plain tuples, written as a query and evaluated in a second way
 
-WORDS = ["err", "Error", "timeout", "time", "out", "10.0.0.1", "a_b", "über", "K", "k", "\u212a", "3", "x<y", "C++", "-"]
-FIELDS = ["host", "severity", "message", "n"]
+WORDS = ["err", "Error", "timeout", "time", "out", "10.0.0.1", "a_b", "über", "K", "k", "\u212a", "3", "x<y", "C++", "-", "not", "time out", "and\terr"]
+FIELDS = ["host", "severity", "message", "n", "labels.host", "labels.n"]
 SEPARATORS = [" ", ", ", "\n", "\t", "—", '"', "\\", "/", "_", ""]
+PATTERNS = [
+    "err",
+    "t[io]me",
+    "(?i)ERR.r",
+    "ab|3",
+    "^out",
+    "x.?y",
+    "tim(e|x)?out",
+    r"10\.0+",
+    "C[+]{2}",
+    "out$",
+    r"\btime\b",
+    "[^a-z]$",
+    "e{2}|t.m",
+    "",
+    r"\d",
+    "x/y",
+]
 
 contents = st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(SEPARATORS)), max_size=4).map(lambda parts: "".join(map("".join, parts)))
-values = st.one_of(st.none(), st.integers(-5, 10), contents, st.lists(contents, max_size=2), st.dictionaries(st.sampled_from(FIELDS), contents, max_size=2))
-documents = st.dictionaries(st.sampled_from(FIELDS), values, max_size=4)
+scalars = st.one_of(st.none(), st.integers(-5, 10), contents, st.sampled_from([True, False, 1.5, -2.25]))
+values = st.one_of(scalars, st.lists(scalars, max_size=2), st.dictionaries(st.sampled_from(["host", "n", "severity"]), scalars, max_size=2))
+documents = st.dictionaries(st.sampled_from(["host", "severity", "message", "n", "labels", "labels.n"]), values, max_size=4)
 
+pieces = st.one_of(
+    st.tuples(st.just("whole"), st.sampled_from(WORDS)),
+    st.tuples(st.sampled_from(["prefix", "suffix", "infix"]), st.sampled_from(["err", "time", "a_", "im", "0.0", "über"])),
+)
 leaves = st.one_of(
-    st.tuples(st.just("word"), st.sampled_from(WORDS)),
-    st.tuples(st.just("prefix"), st.sampled_from(["err", "time", "a_"])),
-    st.tuples(st.just("regex"), st.sampled_from(["err", "t[io]me", "(?i)ERR.r", "ab|3", "^out", "x.?y", "tim(e|x)?out", r"10\.0+", "C[+]{2}"])),
-    st.tuples(st.just("equals"), st.sampled_from(FIELDS), st.sampled_from(["3", "err", "timeout", "-2", "über"])),
+    st.tuples(st.just("text"), st.sampled_from([None, *FIELDS]), pieces),
+    st.tuples(st.just("regex"), st.sampled_from([None, *FIELDS]), st.sampled_from(PATTERNS), st.booleans()),
+    st.tuples(st.just("equals"), st.sampled_from(FIELDS), st.sampled_from(["3", "err", "timeout", "-2", "über", "true", "1.5", "TIME OUT", ""]), st.booleans()),
+    st.tuples(st.just("begins"), st.sampled_from(FIELDS), st.sampled_from(["t", "err", "1", ""]), st.booleans()),
     st.tuples(st.just("compare"), st.sampled_from(FIELDS), st.sampled_from(["<", "<=", ">", ">="]), st.integers(-2, 8)),
 )
 trees = st.recursive(
     leaves,
     lambda parts: st.one_of(
-        st.tuples(st.just("not"), parts),
-        st.tuples(st.just("and"), st.lists(parts, min_size=2, max_size=3)),
-        st.tuples(st.just("or"), st.lists(parts, min_size=2, max_size=3)),
+        st.tuples(st.just("not"), st.sampled_from(["-", "not ", "NOT ", "-(-", "not not not "]), parts),
+        st.tuples(st.just("and"), st.sampled_from([" ", " and ", "  AND\t"]), st.lists(parts, min_size=2, max_size=3)),
+        st.tuples(st.just("or"), st.sampled_from([" or ", " OR "]), st.lists(parts, min_size=2, max_size=3)),
     ),
     max_leaves=6,
 )
 OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
-def written(tree: Any) -> str:
+def phrase(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def written(tree: Any, binding: str = "or") -> str:
+    """With parentheses only where `binding`, the operator around it, needs them."""
     match tree:
-        case ("word", word):
-            return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
-        case ("prefix", word):
-            return f"{word}*"
-        case ("regex", pattern):
-            return "/" + pattern.replace("/", "\\/") + "/"
-        case ("equals", field, value):
-            return f"{field}={value}"
+        case ("text", field, (form, word)):
+            text = {"whole": phrase(word), "prefix": f"{word}*", "suffix": f"*{word}", "infix": f"*{word}*"}[form]
+            return text if field is None else f"{field}:{text}"
+        case ("regex", field, pattern, is_negated):
+            quoted = "/" + (pattern or "x?").replace("/", "\\/") + "/"
+            return ("-" * is_negated + quoted) if field is None else f"{field}{'!~' if is_negated else '~'}{quoted}"
+        case ("equals", field, value, is_negated):
+            return f"{field}{'!=' if is_negated else '='}{value if re.fullmatch(r'[^ ]+', value) else phrase(value)}"
+        case ("begins", field, text, is_negated):
+            return f"{field}{'!=' if is_negated else '='}{text}*"
         case ("compare", field, sign, number):
             return f"{field}{sign}{number}"
-        case ("not", part):
-            return f"-({written(part)})"
-        case (joint, parts):
-            return "(" + f" {joint} ".join(map(written, parts)) + ")"
+        case ("not", sign, part):
+            inner = written(part, "not")
+            return f"{sign}{inner})" if "(" in sign else sign + inner
+        case (joint, sign, parts):
+            text = sign.join(written(part, joint) for part in parts)
+            return text if binding == "or" or (binding, joint) == ("and", "and") else f"({text})"
     raise AssertionError(tree)
 
 
@@ -259,12 +296,16 @@ def leaves_of(value: Any) -> list[str]:
         return [text for each in value.values() for text in leaves_of(each)]
     if isinstance(value, list):
         return [text for each in value for text in leaves_of(each)]
-    return [] if value is None else [str(value)]
+    return [] if value is None or isinstance(value, bool | float) else [str(value)]
 
 
-def has_word(text: str, word: str, is_prefix: bool = False) -> bool:
+def folded_letters(text: str) -> str:
+    return text.replace("\u212a", "\ufffd").lower()
+
+
+def has_text(text: str, word: str, form: str) -> bool:
     """Character by character, without a regular expression."""
-    text, word = (each.replace("\u212a", "\ufffd").lower() for each in (text, word))
+    text, word = folded_letters(text), folded_letters(word)
 
     def is_word(character: str) -> bool:
         return character.isalnum() or character == "_"
@@ -273,12 +314,19 @@ def has_word(text: str, word: str, is_prefix: bool = False) -> bool:
         if text[at : at + len(word)] != word:
             continue
         before, behind = text[at - 1 : at] if at else "", text[at + len(word) : at + len(word) + 1]
-        if before and is_word(before) and is_word(word[0]):
+        if form in ("whole", "prefix") and before and is_word(before) and is_word(word[0]):
             continue
-        if not is_prefix and behind and is_word(behind) and is_word(word[-1]):
+        if form in ("whole", "suffix") and behind and is_word(behind) and is_word(word[-1]):
             continue
         return True
     return False
+
+
+def content_of(document: dict[str, Any], field: str) -> Any:
+    if field in document or "." not in field:
+        return document.get(field)
+    inner = document.get("labels")
+    return inner.get(field.removeprefix("labels.")) if isinstance(inner, dict) else None
 
 
 def as_number(field: str, content: Any) -> Any:
@@ -286,34 +334,51 @@ def as_number(field: str, content: Any) -> Any:
     return 3 if field == "severity" and isinstance(content, str) and content.lower() in ("err", "error") else content
 
 
+def contents_of(document: dict[str, Any], field: str) -> list[Any]:
+    found = content_of(document, field)
+    return found if isinstance(found, list) else [found]
+
+
+def json_text(content: Any) -> str:
+    return content if isinstance(content, str) else json.dumps(content)
+
+
+def re2_finds(pattern: str, text: str) -> bool:
+    """By Python's `re`: in RE2, `$` is the end alone, and what `\\b` and `\\d` mean is ASCII."""
+    return re.search(pattern.replace("$", r"\Z"), text, re.ASCII if "\\" in pattern else 0) is not None
+
+
 def reference(tree: Any, document: dict[str, Any]) -> bool:
     match tree:
-        case ("word", word):
-            return any(has_word(text, word) for text in leaves_of(document))
-        case ("prefix", word):
-            return any(has_word(text, word, True) for text in leaves_of(document))
-        case ("regex", pattern):
-            return any(re.search(pattern, text) for text in leaves_of(document))
-        case ("equals", field, value):
-            found = document.get(field)
+        case ("text", field, (form, word)):
+            return any(has_text(text, word, form) for text in leaves_of(document if field is None else content_of(document, field)))
+        case ("regex", field, pattern, is_negated):
+            found = any(re2_finds(pattern, text) for text in leaves_of(document if field is None else content_of(document, field)))
+            return found != is_negated and (field is None or not is_negated or content_of(document, field) is not None)
+        case ("equals", field, value, is_negated):
             value = str(as_number(field, value))
-            contents = [as_number(field, each) for each in (found if isinstance(found, list) else [found])]
-            return any(isinstance(each, str | int) and str(each).lower() == value.lower() for each in contents)
+            contents = [as_number(field, each) for each in contents_of(document, field) if each is not None and not isinstance(each, dict)]
+            found = any(folded_letters(json_text(each)) == value.lower() for each in contents)
+            return found != is_negated and (not is_negated or content_of(document, field) is not None)
+        case ("begins", field, text, is_negated):
+            is_there = content_of(document, field) is not None
+            contents = [each for each in contents_of(document, field) if each is not None and not isinstance(each, dict)]
+            found = is_there if not text else any(folded_letters(json_text(each)).startswith(text) for each in contents)
+            return found != is_negated and (not is_negated or is_there)
         case ("compare", field, sign, number):
-            found = document.get(field)
             numbers = []
-            for each in found if isinstance(found, list) else [found]:
-                if isinstance(each, str | int):
+            for each in contents_of(document, field):
+                if isinstance(each, str | int | float) and not isinstance(each, bool):
                     try:
                         numbers.append(float(as_number(field, each)))
                     except ValueError:
                         continue
             return any(OPERATORS[sign](each, number) for each in numbers)
-        case ("not", part):
-            return not reference(part, document)
-        case ("and", parts):
+        case ("not", sign, part):
+            return reference(part, document) if sign.count("-") == 2 else not reference(part, document)
+        case ("and", _, parts):
             return all(reference(part, document) for part in parts)
-        case ("or", parts):
+        case ("or", _, parts):
             return any(reference(part, document) for part in parts)
     raise AssertionError(tree)
 
