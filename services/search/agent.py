@@ -122,7 +122,14 @@ class SearchAgent:
         except SearchRefused as refused:
             self._emit({"error": {"status": refused.status, "message": str(refused), "column": refused.column}})
         except MemoryError:
-            self._emit({"error": {"status": 507, "message": "the search needs more memory than search.memory.bytes; narrow it by time, partition or limit"}})
+            self._emit(
+                {
+                    "error": {
+                        "status": 507,
+                        "message": "the search needs more memory than search.memory.bytes; narrow it by time, partition, limit or context",
+                    }
+                }
+            )
         except MillraceError as error:
             self._emit({"error": {"status": 500, "message": str(error)}})
         except ConnectionError:

@@ -1,9 +1,10 @@
 """The records around matches: those of the same partition whose offsets are at most so far from a match's.
 
-Read when a match is passed on, so only for matches that are shown. Each record comes once: what follows a
-match ends where another match begins, and what precedes one begins where the last context ended. Owned by
+Read when a match is passed on, so only for matches that are shown. What follows a match ends where another
+match begins, and what precedes one begins where the last context ended, so each record comes once. Owned by
 the search process; each partition is read by one thread at a time. Weak: offsets count, so markers of
-transactions and records that compaction removed make a context shorter.
+transactions and records that compaction removed make a context shorter; where times are not in the order of
+offsets, a record may come in two contexts.
 """
 
 from __future__ import annotations

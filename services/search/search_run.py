@@ -118,6 +118,10 @@ class SearchRun:
         self._is_left = False
         self._dropped = 0
         """Of the newest records, those without space."""
+        self._bare = 0
+        """Matches whose surroundings were not read."""
+        self._unread: dict[int, str] = {}
+        """Partitions of which no surroundings are read any more, and why."""
         self.next_offsets: dict[int, int] = {scan.partition: scan.range.start for scan in scans}
         self.notes: list[str] = []
         self.failed: dict[int, str] = {}
@@ -136,6 +140,9 @@ class SearchRun:
             self._emit({"count": each})
         if self._dropped:
             self.notes.append(f"the newest {self._passed} records only: {self._dropped} more do not fit in search.memory.bytes")
+        if self._bare:
+            reasons = [f"partition {partition}: {reason}" for partition, reason in sorted(self._unread.items())] or ["the search ended first"]
+            self.notes.append(f"the records around {self._bare} of the matches were not read; {'; '.join(reasons[:NOTES_MAX])}")
         for scan in self._scans:
             self.notes += scan.notes
         if not self._matches and self._stopped is None:
@@ -170,7 +177,7 @@ class SearchRun:
         for future in running:
             future.cancel()
         _, busy = wait(running, LEAVE_SECONDS)
-        self._is_left = bool(busy)
+        self._is_left = self._is_left or bool(busy)
         for future in busy if self._stopped == "duration" else ():
             self.failed[running[future][1]] = "its disk had not answered when the search ended"
         for _, _, windows in [*idle, *(entry for future, entry in running.items() if future not in busy)]:
@@ -225,22 +232,28 @@ class SearchRun:
             self._emit({"record": record_document(match)})
 
     def _with_context(self, matches: list[Match], pool: ThreadPoolExecutor) -> list[Match]:
-        """Return matches with the records around them, as far as these can be read in time."""
-        context = self._options.context
+        """Return matches with the records around them, as far as these can be read before the longest duration ends."""
+        context, now_ms = self._options.context, self._clock.monotonic_ms
         assert context is not None
-        own = {partition: [match for match in matches if match.partition == partition] for partition in {match.partition for match in matches}}
-        running = {pool.submit(context.surround, partition, several): partition for partition, several in own.items()}
+        end_ms = self._started_ms + self._options.duration_ms_max if self._options.duration_ms_max else None
+        own: dict[int, list[Match]] = {}
+        for match in matches:
+            own.setdefault(match.partition, []).append(match)
+        readable = own.keys() - self._unread.keys() if end_ms is None or now_ms() < end_ms else ()
+        running = {pool.submit(context.surround, partition, own[partition]): partition for partition in readable}
         pending = set(running)
         found: dict[tuple[int, int], Match] = {}
-        while pending and self._stopped != "duration":
+        while pending and (end_ms is None or now_ms() < end_ms):
             done, pending = wait(pending, PROGRESS_MS / 1_000, FIRST_COMPLETED)
             for future in done:
                 try:
                     found |= {(match.partition, match.offset): match for match in future.result()}
                 except (NotReadHere, MillraceError, OSError) as error:
-                    self.notes.append(f"what surrounds records of partition {running[future]} could not be read: {error}")
+                    self._unread[running[future]] = str(error)
             self._report()
+        self._unread |= {running[future]: "the search ended first" for future in pending}
         self._is_left = self._is_left or bool(pending)
+        self._bare += sum((match.partition, match.offset) not in found for match in matches)
         return [found.get((match.partition, match.offset), match) for match in matches]
 
     def _count(self, match: Match) -> None:

@@ -243,7 +243,29 @@ def test_what_surrounds_a_match_lies_in_other_segments_and_outside_of_the_time_r
     assert [each["offset"] for each in record["before"]] == [0, 3] and [each["offset"] for each in record["after"]] == [5]
     gone = ContextReader(lambda _partition: "disk d1 (/srv/d1), on which it lies, is offline", "searched", wanted, 1, 1)
     run = SearchRun(scans_of([found]), SearchOptions(context=gone), documents.append, ManualClock(), lambda _ms: None)
-    assert run.run().matches == 1 and run.notes == ["what surrounds records of partition 0 could not be read: disk d1 (/srv/d1), on which it lies, is offline"]
+    assert run.run().matches == 1
+    assert run.notes == ["the records around 1 of the matches were not read; partition 0: disk d1 (/srv/d1), on which it lies, is offline"]
+
+
+@pytest.mark.parametrize(("limit", "order"), [(0, "oldest"), (1, "oldest"), (1, NEWEST)])
+def test_a_disk_that_hangs_while_surroundings_are_read_keeps_no_search_from_its_end(three_partitions: list[LocalRow], limit: int, order: str) -> None:
+    answers = threading.Event()
+    clock = ManualClock()
+
+    def find(_partition: int) -> str:
+        clock.advance_ms(1_000)
+        answers.wait(60)
+        return "it answers"
+
+    documents: list[dict[str, Any]] = []
+    options = SearchOptions(limit, order, duration_ms_max=1_000, context=ContextReader(find, "searched", wanted_of("error"), 1, 1))
+    run = SearchRun(scans_of(three_partitions[:1]), options, documents.append, clock, lambda _ms: None)
+    try:
+        totals = run.run()
+    finally:
+        answers.set()
+    assert totals.matches == (limit or 100) and not any("after" in each.get("record", ()) for each in documents)
+    assert run.notes == [f"the records around {limit or 100} of the matches were not read; partition 0: the search ended first"]
 
 
 @pytest.mark.parametrize(
