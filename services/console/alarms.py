@@ -154,7 +154,7 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceStorageFailures",
         CRITICAL,
-        AlarmCondition("millrace_log_writer_storage_failures_total", ">", 0, over_seconds=15 * MINUTE),
+        AlarmCondition("millrace_disk_recent_failures", ">", 0),
         0,
         "disk {disk} answered with errors",
         "Its directory was taken offline; what was not synced is read again when it is back.",

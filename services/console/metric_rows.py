@@ -63,6 +63,7 @@ DISKS = (
     _found("disk_recovery_bytes", "Bytes that it has to check in all.", _DISK),
     gauge("disk_free_bytes", "disk.free_bytes", "Free space, as its log-writer saw it last.", _DISK),
     gauge("disk_size_bytes", "disk.total_bytes", "Size of the file system.", _DISK),
+    gauge("disk_recent_failures", "disk.failures_of_late", "Errors of the disk; ten minutes of service, or another log directory, set it to 0.", _DISK),
     gauge("disk_recent_fences", "disk.fences_of_late", "Times that the disk was fenced; ten minutes of service without a fence set it to 0.", _DISK),
     gauge("disk_waited_fences", "disk.fences_waited_for", "How many of those the back-off has been waited out for.", _DISK),
     gauge("disk_reopen_attempts", "disk.reopen_attempts", "Attempts to open the directory again since it went offline.", _DISK),

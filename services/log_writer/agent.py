@@ -443,6 +443,7 @@ class LogWriterAgent:
             if self._reopen_attempts.value and now_ns > self._well_from_ns:
                 self._reopen_attempts.set(0)
             self._fences.maybe_forget(now_ns)
+            self.trouble.maybe_forget(now_ns)
             self.probe.turn(now_ns, self._bytes.value)
             self._words[APPEND_SINCE_WORD] = now_ns
             self.flush_rounds.turn()

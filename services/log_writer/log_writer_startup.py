@@ -37,7 +37,7 @@ from appliance.storage.log_directory import LogDirectory
 from appliance.storage.move_record import read_move
 from appliance.storage.recovery import Clean, Recovery, SameBoot, Unclean
 from services.log_writer.background.background_task import BackgroundTask
-from services.log_writer.background.disk_trouble import check_not_swapped
+from services.log_writer.background.disk_trouble import FAILURES_LABEL, check_not_swapped
 from services.log_writer.command_queue import lead
 from services.log_writer.directory_generation import Age, DirectoryGeneration
 from services.log_writer.previous_incarnations import PreviousTables
@@ -120,6 +120,7 @@ class LogWriterStartup:
         known = read_known_disk(state_directory, self._disk.path)
         directory_id = self.directory.identity.directory_id
         if known.directory_id != directory_id:
+            self._context.counters.counter(FAILURES_LABEL).set(0)
             try:
                 write_known_disk(state_directory, KnownDisk(self._disk.path, directory_id, known.replaces))
             except OSError as error:

@@ -52,6 +52,8 @@ class DiskTrouble:
         self._on_offline = on_offline
         self._descriptors_told_ns = 0
         self._failures = context.counters.counter("log_writer.storage_failures")
+        self._recent_failures = context.counters.counter(FAILURES_LABEL)
+        self._since_ns = self._clock.monotonic_ns()
 
     def on_failure(self, failure: StorageFailed) -> None:
         disk, log = self._disk, self._context.log
@@ -70,6 +72,7 @@ class DiskTrouble:
                 self._table.set_disk_state(DISK_FULL)
             return
         self._failures.add()  # a full disk is no failure: it has an alarm of its own, with another thing to do
+        self._recent_failures.add()
         self.go_offline(failure)
 
     def go_offline(self, failure: StorageFailed) -> None:
@@ -87,6 +90,11 @@ class DiskTrouble:
         context.notifier.status(f"offline: {self.offline}")
         context.counters.set_state("offline")
 
+    def maybe_forget(self, now_ns: int) -> None:
+        """Reset the count of recent failures after ten minutes of service. Call it now and then."""
+        if self._recent_failures.value and now_ns - self._since_ns > FORGOTTEN_NS:
+            self._recent_failures.set(0)
+
     def on_space(self) -> None:
         """Accept writes again: a full disk has free space."""
         self.is_full = False
@@ -96,6 +104,8 @@ class DiskTrouble:
 
 BACKOFF_NS_FIRST = 1_000_000_000
 BACKOFF_NS_MAX = 30_000_000_000
+FAILURES_LABEL = "disk.failures_of_late"
+"""Errors of a disk; another log directory in its place has none."""
 WELL_NS = 60_000_000_000
 """A disk that was served for so long starts anew at the first back-off when it fails again."""
 ATTEMPTS_LABEL = "disk.reopen_attempts"

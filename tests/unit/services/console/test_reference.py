@@ -29,6 +29,7 @@ OUTLIVES_ITS_PROCESS = {
     "counters.overflow",
     "disk.free_bytes",
     "disk.total_bytes",
+    "disk.failures_of_late",
     "disk.fences_of_late",
     "disk.fences_waited_for",
     "disk.reopen_attempts",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from appliance.base.clock import ManualClock
-from appliance.base.errors import ErrorCode, StepsDown
+from appliance.base.errors import ErrorCode, StepsDown, StorageFailed
 from appliance.base.layout import BoxLayout
 from appliance.records.builder import BatchBuilder
 from appliance.runtime.known_disks import KnownDisk, give_up, read_known_disk, write_known_disk
@@ -25,7 +25,7 @@ from appliance.storage import checkpoints, file_io
 from appliance.storage.directory_identity import CLEAN_SHUTDOWN_MARKER
 from lab.running_box import eventually
 from services.log_writer.background import disk_probe
-from services.log_writer.background.disk_trouble import FORGOTTEN_NS, DiskFences, DiskReturn, DiskSwapped
+from services.log_writer.background.disk_trouble import FAILURES_LABEL, FORGOTTEN_NS, DiskFences, DiskReturn, DiskSwapped
 from services.log_writer.log_writer_startup import SAME_BOOT, UNCLEAN_BOOT
 from services.log_writer.offline_log_writer import OfflineLogWriter, open_log_writer
 from tests.support import real_log_writer
@@ -273,6 +273,28 @@ def test_an_empty_directory_where_a_known_one_was_is_a_swapped_disk_until_it_is_
     writer = _started(layout, tmp_path, 3)
     assert writer.agent.describe()["replaces"] == (known.directory_id,)
     assert read_known_disk(state, path).directory_id not in ("", known.directory_id)
+    writer.stop()
+
+
+def test_recent_failures_end_with_their_directory_or_ten_minutes_of_service(layout: BoxLayout, tmp_path: Path) -> None:
+    def recent(writer: RealLogWriter) -> int:
+        return writer.agent.context.counters.counter(FAILURES_LABEL).value
+
+    writer = _started(layout, tmp_path, 1)
+    writer.agent.trouble.on_failure(StorageFailed("it is broken"))
+    assert recent(writer) == 1
+    writer.die()
+    writer = _started(layout, tmp_path, 2)
+    assert recent(writer) == 1, "it is the same disk"
+    writer.clock.advance_ms(FORGOTTEN_NS // 1_000_000 + 1)
+    eventually(lambda: (writer.turn(), writer.clock.advance_ms(1_000), recent(writer) == 0)[-1], "it has served for ten minutes")
+    writer.agent.trouble.on_failure(StorageFailed("it is broken"))
+    writer.die()
+    shutil.rmtree(tmp_path / "d0")
+    os.mkdir(tmp_path / "d0")
+    give_up(f"{tmp_path}/d0.state", str(tmp_path / "d0"))
+    writer = _started(layout, tmp_path, 3)
+    assert recent(writer) == 0, "it is another one"
     writer.stop()
 
 
