@@ -13,13 +13,16 @@ from appliance.security.acl import AclBinding, AclFilter, AclOperation, AclPermi
 
 TIMEOUT_MS = 35_000
 """The controller answers within 30 s."""
+ALTER = "Alter on the cluster"
 
 
-def describe_acls(cluster: ClusterClient, wanted: AclFilter) -> list[AclBinding]:
-    """The entries that match. Raises RequestRefused."""
+def describe_acls(
+    cluster: ClusterClient, wanted: AclFilter, purpose: str = "list access control entries", right: str = "Describe on the cluster"
+) -> list[AclBinding]:
+    """The entries that match. Raises RequestRefused; `purpose` and `right` are those of the caller."""
     response = cluster.ask_controller(DESCRIBE_ACLS, DescribeAclsRequest(*wanted), TIMEOUT_MS)
     if response.error_code:
-        raise refused(response.error_code, "describe access control entries", response.error_message)
+        raise refused(response.error_code, purpose, response.error_message, right)
     return [
         AclBinding(
             AclResource(of_pattern.resource_type),
@@ -40,7 +43,7 @@ def create_acls(cluster: ClusterClient, bindings: Sequence[AclBinding]) -> None:
     response = cluster.ask_controller(CREATE_ACLS, CreateAclsRequest(tuple(AclCreation(*each) for each in bindings)), TIMEOUT_MS)
     for binding, result in zip(bindings, response.results, strict=True):
         if result.error_code:
-            raise refused(result.error_code, f"add an entry on {binding.name}", result.error_message)
+            raise refused(result.error_code, f"add an entry on {binding.name}", result.error_message, ALTER)
 
 
 def delete_acls(cluster: ClusterClient, filters: Sequence[AclFilter]) -> None:
@@ -49,4 +52,4 @@ def delete_acls(cluster: ClusterClient, filters: Sequence[AclFilter]) -> None:
     for result in response.filter_results:
         for code, text in ((result.error_code, result.error_message), *((each.error_code, each.error_message) for each in result.matching_acls)):
             if code != ErrorCode.NONE:
-                raise refused(code, "remove access control entries", text)
+                raise refused(code, "remove access control entries", text, ALTER)

@@ -80,10 +80,13 @@ def is_retriable(error: Exception) -> bool:
     return isinstance(error, ClientFailed) and not isinstance(error, VersionUnsupported)
 
 
-def refused(number: int, doing: str, broker_message: str | None = None) -> RequestRefused:
-    """The exception for error code `number`, met while `doing` ("create topic 'x'"); the broker's own words go along."""
+def refused(number: int, doing: str, broker_message: str | None = None, right: str = "") -> RequestRefused:
+    """The exception for error code `number`, met while `doing` ("create topic 'x'"); the broker's own words go along. `right` is the
+    one that it needs ("Alter on the cluster"), which the broker does not say."""
     code = error_code(number)
     name = code.name if code == number else f"error code {number}"
+    if right and code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+        broker_message = f"the right {right} is missing"
     if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         broker_message = None  # Kafka's own text, "This server does not host this topic-partition", sends people looking for another server
     reason = (broker_message or PLAIN_WORDS.get(code) or "the broker refused").rstrip(".")

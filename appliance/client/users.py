@@ -21,20 +21,23 @@ from appliance.security.scram import SALT_BYTES, ScramMechanism, salted_password
 
 TIMEOUT_MS = 35_000
 """The controller answers within 30 s."""
+ALTER = "Alter on the cluster"
 
 
-def describe_users(cluster: ClusterClient, names: Sequence[str] = ()) -> list[DescribedScramUser]:
-    """Return these users, or all; those without credentials are left out. Raises RequestRefused."""
+def describe_users(
+    cluster: ClusterClient, names: Sequence[str] = (), purpose: str = "list users", right: str = "Describe on the cluster"
+) -> list[DescribedScramUser]:
+    """Return these users, or all; those without credentials are left out. Raises RequestRefused; `purpose` and `right` are those of the caller."""
     request = DescribeUserScramCredentialsRequest(tuple(map(ScramUserName, names)) or None)
     response = cluster.ask_controller(DESCRIBE_USER_SCRAM_CREDENTIALS, request, TIMEOUT_MS)
     if response.error_code:
-        raise refused(response.error_code, "list users", response.error_message)
+        raise refused(response.error_code, purpose, response.error_message, right)
     found = []
     for user in response.results:
         if user.error_code == ErrorCode.NONE:
             found.append(user)
         elif user.error_code != ErrorCode.RESOURCE_NOT_FOUND:
-            raise refused(user.error_code, f"describe user {user.user!r}", user.error_message)
+            raise refused(user.error_code, purpose, user.error_message, right)
     return found
 
 
@@ -56,4 +59,4 @@ def delete_user(cluster: ClusterClient, user: DescribedScramUser) -> None:
 def _alter(cluster: ClusterClient, request: AlterUserScramCredentialsRequest, purpose: str) -> None:
     for result in cluster.ask_controller(ALTER_USER_SCRAM_CREDENTIALS, request, TIMEOUT_MS).results:
         if result.error_code:
-            raise refused(result.error_code, purpose, result.error_message)
+            raise refused(result.error_code, purpose, result.error_message, ALTER)

@@ -95,9 +95,9 @@ def add(
     permission = AclPermission.DENY if deny else AclPermission.ALLOW
     wanted = [AclBinding(*named, pattern, principal, host or "*", each, permission) for each in operations_of(operation, named[0])]
     with open_cluster(bootstrap, data, config, command_config) as connected:
-        from appliance.client.acls import create_acls, describe_acls
+        from appliance.client.acls import ALTER, create_acls, describe_acls
 
-        there = set(describe_acls(connected, AclFilter()))
+        there = set(describe_acls(connected, AclFilter(), "add access control entries", ALTER))
         missing = [each for each in wanted if each not in there]
         if not dry_run:
             create_acls(connected, wanted)
@@ -138,11 +138,13 @@ def remove(
     permission = AclPermission.DENY if deny else AclPermission.ANY
     filters = [AclFilter(resource, name, pattern, principal, host, each, permission) for each in operations]
     with open_cluster(bootstrap, data, config, command_config) as connected:
-        from appliance.client.acls import delete_acls, describe_acls
+        from appliance.client.acls import ALTER, delete_acls, describe_acls
 
-        found = sorted({each for wanted in filters for each in describe_acls(connected, wanted)})
+        found = sorted({each for wanted in filters for each in describe_acls(connected, wanted, "remove access control entries", ALTER)})
+        if not found:
+            raise UsageProblem("no access control entry has all these properties; see `millrace acl list`")
         show(found, as_json)
-        if found and not dry_run:
+        if not dry_run:
             if not yes:
                 confirm(f"Remove {plural(len(found), 'ACL')}?", "add --yes, or --dry-run to look only")
             delete_acls(connected, filters)

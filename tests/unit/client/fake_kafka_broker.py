@@ -35,6 +35,8 @@ APIS = {
         messages.INCREMENTAL_ALTER_CONFIGS,
         messages.INIT_PRODUCER_ID,
         messages.DESCRIBE_PRODUCERS,
+        messages.DESCRIBE_USER_SCRAM_CREDENTIALS,
+        messages.DESCRIBE_ACLS,
     )
 }
 TOPIC = "numbers"

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from appliance.base.errors import RequestRefused
+from appliance.client import messages
 from appliance.client.security import ClientSecurity, client_security, read_properties
 from appliance.command.failures import UsageProblem
 from appliance.command.kafka import read_security, spark_options
-from appliance.command.user import add, read_password
+from appliance.command.user import add, delete, list_all, read_password
 from appliance.pipeline.cluster_access import access_from
+from tests.unit.client.fake_kafka_broker import FakeKafkaBroker
 
 JAAS = r'org.apache.kafka.common.security.scram.ScramLoginModule required username="alice" password="a\"b\\c";'
 
@@ -31,6 +34,23 @@ def test_a_password_that_cannot_be_one_is_refused_and_not_shown(tmp_path: Path, 
     with pytest.raises(UsageProblem) as refused:
         read_password("alice", str(path))
     assert "short" not in str(refused.value) and "nul\0" not in str(refused.value)
+
+
+def test_what_may_not_be_done_names_the_right_that_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("long enough\n")
+    broker = FakeKafkaBroker()
+    refusal = {"throttle_time": 0, "error_code": 31, "error_message": "Cluster authorization failed.", "results": []}
+    broker.answers[messages.DESCRIBE_USER_SCRAM_CREDENTIALS] = lambda _request: refusal
+    bootstrap = str(broker.address)
+    try:
+        with pytest.raises(RequestRefused, match=r"could not set the password of user 'alice': the right Alter on the cluster is missing \(CLUSTER_AUTH"):
+            add("alice", password_file=str(tmp_path / "password"), bootstrap=bootstrap)
+        with pytest.raises(RequestRefused, match="could not delete user 'alice': the right Alter on the cluster is missing"):
+            delete("alice", bootstrap=bootstrap)
+        with pytest.raises(RequestRefused, match="could not list users: the right Describe on the cluster is missing"):
+            list_all(bootstrap=bootstrap)
+    finally:
+        broker.close()
 
 
 def test_a_missing_file_and_wrong_options_are_refused_before_a_broker_is_asked(tmp_path: Path) -> None:
