@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from appliance.base.setting_row import SettingValue
 from appliance.base.setting_rows import SETTING_ROWS
 from appliance.base.settings import Box, KafkaListener, setting_problem
+from appliance.security.authorizer import super_users_of
 from appliance.security.oauth import OAUTHBEARER, TokenRules
 
 OVERRIDE_PREFIX: Final = "listener.name."
@@ -104,6 +105,11 @@ def plan_listeners(
 def has_console_users(box: Box) -> bool:
     """Whether the console asks for a login."""
     return any(box.text(name) for name in ROLE_SETTINGS)
+
+
+def may_use_console(box: Box, user: str) -> bool:
+    """Whether a user has a role in the console, as every user does if one names `User:*`."""
+    return any(not super_users_of(box.text(name)).isdisjoint((f"User:{user}", "User:*")) for name in ROLE_SETTINGS)
 
 
 def boxes_use_tls(first_protocol: str, inter_broker_name: str) -> bool:

@@ -25,7 +25,7 @@ from appliance.cluster.credential_image import CredentialFollower
 from appliance.protocol.framing import RequestHeader, read_frame_size
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
-from appliance.security.listeners import TokenSettings
+from appliance.security.listeners import TokenSettings, may_use_console
 from appliance.security.oauth import KeysAbsent, TokenRefused
 from appliance.security.principals import ACTING, USER_TYPE, Principal
 from appliance.security.scram import NONCE_BYTES
@@ -45,6 +45,7 @@ RECEIVE_BYTES: Final = 4 << 10
 LOG_PERIOD_NS: Final = 60_000_000_000
 LINES_A_PERIOD: Final = 10
 FAILURES_KEPT: Final = 1_000
+WITHOUT_ROLE: Final = "the user has no role in the console (http.role.*)"
 """Different failures of a period that are counted one by one."""
 
 
@@ -165,6 +166,7 @@ class SaslConnections:
         update_interest: Callable[[Connection], None],
     ) -> None:
         """`on_authenticated` gets what the client sent after its last token."""
+        self._box = context.box
         self._clock = context.clock
         self._on_authenticated = on_authenticated
         self._close = close
@@ -324,9 +326,16 @@ class SaslConnections:
             connection.address = session.address or connection.address
             connection.set_origin(connection.origin._replace(principal=Principal(USER_TYPE, session.user), flags=0))
             if self.audit is not None and session.is_login:
-                self.audit.login(connection, session.mechanism)
+                self._audit_login(self.audit, connection, session)
             if connection.mechanism != ACTING:  # which is received like others already
                 self._on_authenticated(connection, session.buffer)
+
+    def _audit_login(self, audit: AuditTrail, connection: Connection, session: SaslSession) -> None:
+        """The console refuses a person without a role after the password was verified here: that is no login."""
+        if session.mechanism == ACTING and not may_use_console(self._box, session.user):
+            audit.login_failed(session.user, connection.address, connection.way, session.mechanism, WITHOUT_ROLE)
+        else:
+            audit.login(connection, session.mechanism)
 
     def do_work(self, now_ns: int) -> int:
         """Answer failed logins whose delay has passed, and close those that were answered."""

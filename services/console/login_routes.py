@@ -142,6 +142,7 @@ class LoginRoutes:
     def _begin(self, request: Request, visitor: Visitor, user: str, tag: str, goes_on: str) -> Response:
         sessions, now_ms = self._persons.sessions, self._now_ms()
         if self._persons.roles.role_of(user) is None:
+            self._on_login(False)
             words = f"User:{user} has no role in this console (http.role.viewer, http.role.operator, http.role.admin)."
             return self._answer(403, _form(visitor, goes_on, user, words))
         sessions.sweep(now_ms)

@@ -6,8 +6,10 @@ import _thread
 import socket
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
+import orjson
 import pytest
 
 from appliance.base.clock import ManualClock
@@ -15,7 +17,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.logging import Logger
 from appliance.base.settings import KafkaListener
 from appliance.cluster.credential_image import CredentialImage, write_credential_image
-from appliance.cluster.metadata_image import BrokerImage
+from appliance.cluster.metadata_image import BrokerImage, MetadataImage
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.protocol.framing import frame
 from appliance.protocol.sasl_apis import (
@@ -32,6 +34,7 @@ from appliance.security.principals import ACTING, ActingFor, RequestOrigin, loca
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from lab.scratch_layout import scratch_layout
+from services.acceptor.audit.audit_trail import AuditTrail
 from services.acceptor.client_connections import ClientConnections
 from services.acceptor.connection import Connection
 from services.acceptor.dispatch import ApiVersionsHandler, Dispatch, SaslHandler
@@ -251,6 +254,26 @@ def test_a_password_is_verified_and_its_tag_ends_with_it(door: Door) -> None:
         door.connections.sasl.credentials.load()
         refused = refusal(door, third, acting(PERSON._replace(tag=tag).pack()))
         assert answered(refused).error_code == ErrorCode.SASL_AUTHENTICATION_FAILED, "the user was deleted"
+
+
+@pytest.mark.parametrize(
+    ("viewers", "event", "outcome"),
+    [
+        ("User:alice", "audit.login", "done"), ("User:*", "audit.login", "done"),
+        ("User:vera", "audit.login.failed", "the user has no role in the console (http.role.*)"),
+    ],
+)  # fmt: skip
+def test_a_login_of_a_person_without_a_role_in_the_console_is_audited_as_refused(door: Door, viewers: str, event: str, outcome: str) -> None:
+    door.context.box.settings["http.role.viewer"] = viewers
+    written: list[dict[str, Any]] = []
+    records: Any = SimpleNamespace(offer=lambda value: written.append(orjson.loads(value)))
+    view: Any = SimpleNamespace(image=MetadataImage.empty(), broker_id=0)
+    assert door.connections.sasl is not None
+    door.connections.sasl.audit = AuditTrail(view, door.context.clock, Logger("acceptor@0", descriptor=2), door.context.counters, records)
+    with door.connect_locally() as client:
+        assert door.ask(client, ACTS)
+        assert answered(door.ask(client, acting(PERSON._replace(password="pencil").pack()))).error_code == 0
+    assert [(each["event"], each["principal"], each["client"], each["outcome"]) for each in written] == [(event, "User:alice", "10.0.0.9", outcome)]
 
 
 @pytest.mark.parametrize(

@@ -363,6 +363,7 @@ def test_a_login_without_a_box_or_a_role_is_refused_with_the_reason() -> None:
     console = Console()
     answer = console.log_in("mallory")
     assert answer.status == 403 and b"User:mallory has no role" in answer.body and not answer.header("set-cookie")
+    assert console.counted == [False], "as a failure"
     console.logins.raised = BrokerUnreachable("no acceptor")
     assert console.log_in("vera").status == 503
     assert console.ask(LOGIN_PATH, "POST", b'{"user":"vera"}', content_type="application/json").status == 400
