@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from appliance.base.errors import ErrorCode, ProtocolViolation, RequestRefused
 from appliance.base.model import NO_LEADER, BrokerId, Offset, TopicPartition
-from appliance.client.admin import list_offsets
+from appliance.client.admin import list_offsets, try_list_offsets
 from appliance.client.cluster import Backoff, ClusterClient
 from appliance.client.connection import ClientConnection, await_readable
 from appliance.client.errors import METADATA_IS_STALE, ClientFailed, ConnectionLost, ReplyTimedOut, error_code, is_retriable, refused
@@ -30,6 +30,8 @@ METADATA_AGE_MS_MAX = 60_000
 LEADERLESS_LOOK_AGAIN_MS = 500
 SILENCE_MS_MAX = 30_000
 GIVE_UP_AFTER_MS = 60_000
+UNSERVED_WAIT_MS = 3_000
+"""How long the first look waits for partitions that are not served, while others are: a log-writer that restarts takes less."""
 
 
 class StartAt(IntEnum):
@@ -69,6 +71,10 @@ class TopicTail:
         self._backoff = cluster.backoff(give_up_after_ms)
         self._leaders: dict[int, BrokerId] = {}
         self._next_offsets: dict[int, Offset] = {}
+        self._starts: dict[int, int] = {}
+        """Partition → where reading it begins, as `StartAt`."""
+        self.unserved: dict[int, str] = {}
+        """Partitions whose place is not known yet, because nothing serves them, and why. They are looked for again and again."""
         self.long_polls: dict[BrokerId, _LongPoll] = {}
         """The open long poll at each leader."""
         self._metadata_is_stale = False
@@ -79,7 +85,7 @@ class TopicTail:
             count = len(cluster.latest.topics[topic].partitions)
             raise RequestRefused(ErrorCode.INVALID_PARTITIONS, f"topic {topic!r} has no partition {missing[0]}; it has {count}, counted from 0")
         if start_offset is None:
-            self._find_places(self._leaders, start_at)
+            self._find_first_places(start_at)
         else:
             self._next_offsets = dict.fromkeys(self._leaders, start_offset)
 
@@ -113,19 +119,53 @@ class TopicTail:
 
     def _look_at_leaders(self) -> None:
         topic = self._cluster.topic(self.topic, complete=False)
-        self._leaders = {known.partition: known.leader for known in topic.partitions if self._only is None or known.partition in self._only}
+        known, self._leaders = self._leaders, {each.partition: each.leader for each in topic.partitions if self._only is None or each.partition in self._only}
         self._metadata_is_stale = False
         self._metadata_ms = self._cluster.clock.monotonic_ms()
-        added = self._leaders.keys() - self._next_offsets.keys()
-        if self._next_offsets and added:
+        if known and (added := self._leaders.keys() - known.keys()):
             # Partitions that were added while we read: whatever is in them came after we began.
-            self._find_places(added, StartAt.EARLIEST)
+            self._starts |= dict.fromkeys(added, int(StartAt.EARLIEST))
+            self.unserved |= dict.fromkeys(sorted(added), "it is new")
+        if self.unserved:
+            self._look_for_unserved()
 
     def _maybe_look_at_leaders(self) -> None:
         age_ms = self._cluster.clock.monotonic_ms() - self._metadata_ms
-        leaderless = NO_LEADER in self._leaders.values() and age_ms > LEADERLESS_LOOK_AGAIN_MS
-        if self._metadata_is_stale or leaderless or age_ms > METADATA_AGE_MS_MAX:
+        is_short = (NO_LEADER in self._leaders.values() or bool(self.unserved)) and age_ms > LEADERLESS_LOOK_AGAIN_MS
+        if self._metadata_is_stale or is_short or age_ms > METADATA_AGE_MS_MAX:
             self._look_at_leaders()
+
+    def _find_first_places(self, timestamp: int) -> None:
+        """Find where to begin in each partition that is served, and say which are not. Raises RequestRefused or ClientFailed if none is."""
+        self._starts = dict.fromkeys(self._leaders, timestamp)
+        clock, backoff = self._cluster.clock, self._cluster.backoff()
+        waits_until_ms = clock.monotonic_ms() + UNSERVED_WAIT_MS
+        while (error := self._try_places(self._leaders.keys() - self._next_offsets.keys(), timestamp)) is not None:
+            if self._next_offsets and clock.monotonic_ms() >= waits_until_ms:
+                for partition in sorted(self._leaders.keys() - self._next_offsets.keys()):
+                    is_led = self._leaders[partition] != NO_LEADER
+                    self.unserved[partition] = str(error) if is_led else "it has no leader: its disk or its box is offline"
+                    self._on_notice(f"{self.topic}-{partition} is not served: {self.unserved[partition]}")
+                return
+            backoff.pause_or_raise(error)
+            self._look_at_leaders()
+
+    def _try_places(self, partitions: Iterable[int], timestamp: int) -> Exception | None:
+        """Ask each leader once; return an error of those that did not say."""
+        found, error = try_list_offsets(self._cluster, [TopicPartition(self.topic, partition) for partition in partitions], timestamp)
+        none_so_late = [partition for partition, place in found.items() if place.offset < 0]
+        if none_so_late:
+            ends, late_error = try_list_offsets(self._cluster, none_so_late, StartAt.LATEST)
+            found, error = {partition: ends.get(partition, place) for partition, place in found.items()}, error or late_error
+        self._next_offsets.update({partition.partition: place.offset for partition, place in found.items() if place.offset >= 0})
+        return error
+
+    def _look_for_unserved(self) -> None:
+        for partition in list(self.unserved):
+            self._try_places([partition], self._starts[partition])
+            if partition in self._next_offsets:
+                del self.unserved[partition]
+                self._on_notice(f"{self.topic}-{partition} is served now; going on at offset {self._next_offsets[partition]}")
 
     def _find_places(self, partitions: Iterable[int], timestamp: int) -> None:
         asked = [TopicPartition(self.topic, partition) for partition in partitions]
@@ -139,7 +179,8 @@ class TopicTail:
 
     def _send_fetches(self) -> None:
         self._maybe_look_at_leaders()
-        for leader in sorted(set(self._leaders.values()) - {NO_LEADER}):
+        placed = {leader for partition, leader in self._leaders.items() if partition in self._next_offsets}
+        for leader in sorted(placed - {NO_LEADER}):
             long_poll = self.long_polls.get(leader)
             if long_poll is None:
                 long_poll = self.long_polls[leader] = _LongPoll(self._cluster.open_connection(leader))
@@ -147,7 +188,9 @@ class TopicTail:
                 self._send_fetch(leader, long_poll)
 
     def _send_fetch(self, leader: BrokerId, long_poll: _LongPoll) -> None:
-        asked = {partition: self._next_offsets[partition] for partition, its_leader in sorted(self._leaders.items()) if its_leader == leader}
+        offsets = self._next_offsets
+        asked = {partition: offsets[partition] for partition, its_leader in sorted(self._leaders.items())
+                 if its_leader == leader and partition in offsets}  # fmt: skip
         wanted = tuple(PartitionToFetch(partition, fetch_offset=offset, max_bytes=PARTITION_FETCH_BYTES_MAX) for partition, offset in asked.items())
         request = ClientFetchRequest(max_wait_ms=self._fetch_wait_ms_max, max_bytes=FETCH_BYTES_MAX, topics=(TopicToFetch(self.topic, partitions=wanted),))
         long_poll.connection.send(FETCH, request)

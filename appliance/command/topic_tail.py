@@ -18,7 +18,7 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import Offset, TopicPartition
 from appliance.base.terminal_text import terminal_json
 from appliance.base.time_texts import parse_moment
-from appliance.command.failures import UsageProblem
+from appliance.command.failures import PartlyDone, UsageProblem
 from appliance.command.kafka import open_cluster, require_topic_name
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
 from appliance.command.output import plural, printable, say, until_reader_closes
@@ -84,6 +84,8 @@ def tail(
                 progress.ends = chosen.ends(cluster, name, following.next_offsets)
                 with until_reader_closes():
                     copy_records(following, line, sys.stdout.buffer, max_records, progress)
+                if not chosen.is_followed and following.unserved:
+                    raise PartlyDone("\n".join(f"partition {each} of {name} was not read: {why}" for each, why in following.unserved.items()))
             finally:
                 progress.next_offsets = following.next_offsets
                 following.close()

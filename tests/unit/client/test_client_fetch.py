@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.client import messages
+from appliance.client.cluster import ClusterClient
 from appliance.client.errors import ClientFailed
 from appliance.client.fetch import StartAt, TopicTail
 from appliance.records.batch import stamp_batch
@@ -119,6 +121,47 @@ def test_a_partition_is_read_at_its_new_leader(broker: FakeKafkaBroker, partitio
     partition.turns = [None, ErrorCode.NOT_LEADER_OR_FOLLOWER]
     assert read(tail, 90) == list(range(10, 100))
     assert 2 in tail.long_polls
+
+
+@pytest.mark.parametrize("trouble", ["no leader", "disk offline"])
+def test_partitions_that_are_served_are_read_while_another_is_not_which_follows_later(trouble: str) -> None:
+    broker = FakeKafkaBroker(partitions=2)
+    is_dead = True
+
+    def list_offsets(request: Any) -> dict[str, Any]:
+        dead = {"error_code": int(ErrorCode.KAFKA_STORAGE_ERROR), "offset": -1}
+        places = [
+            {"partition_index": each.partition_index, "error_code": 0, "timestamp": -1, "offset": 0, "leader_epoch": 0} for each in request.topics[0].partitions
+        ]
+        return {
+            "throttle_time": 0,
+            "topics": [{"name": TOPIC, "partitions": [each | dead if is_dead and each["partition_index"] else each for each in places]}],
+        }
+
+    def fetch(request: Any) -> dict[str, Any]:
+        answers = [
+            fetched(each.partition, make_batch(each.fetch_offset // 10 * 10, 10) if each.fetch_offset < 100 else b"") for each in request.topics[0].partitions
+        ]
+        answers[0]["responses"][0]["partitions"] = [each["responses"][0]["partitions"][0] for each in answers]
+        return answers[0]
+
+    broker.answers |= {messages.FETCH: fetch, messages.LIST_OFFSETS: list_offsets}
+    if trouble == "no leader":
+        broker.leaders[1] = -1
+    clock = ManualClock()
+    notices: list[str] = []
+    try:
+        cluster = broker.keep(ClusterClient([broker.address], clock=clock, sleep=lambda seconds: clock.advance_ms(max(int(1_000 * seconds), 1))))
+        tail = broker.keep(TopicTail(cluster, TOPIC, start_at=StartAt.EARLIEST, on_notice=notices.append))
+        assert read(tail, 100) == list(range(100)) and tail.next_offsets == {0: 100} and list(tail.unserved) == [1]
+        words = "it has no leader: its disk or its box is offline" if trouble == "no leader" else "the disk that holds the partition is offline"
+        assert len(notices) == 1 and notices[0].startswith("numbers-1 is not served: ") and words in notices[0]
+        is_dead, broker.leaders[1] = False, 1
+        clock.advance_ms(1_000)
+        assert read(tail, 100) == list(range(100)) and not tail.unserved
+        assert notices[1:] == ["numbers-1 is served now; going on at offset 0"]
+    finally:
+        broker.close()
 
 
 def test_deleted_offsets_are_passed_over_and_said(broker: FakeKafkaBroker, partition: OnePartition) -> None:
