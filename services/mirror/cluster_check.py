@@ -23,7 +23,7 @@ from appliance.security.acl import AclOperation
 from services.mirror.group_offsets import is_chosen
 from services.mirror.mirror_file import ClusterOptions, MirroredSource, MirrorOptions
 from services.mirror.target_topics import read_origins
-from services.mirror.topic_rules import CopiedTopic, is_selected, plan_topics
+from services.mirror.topic_rules import CopiedTopic, is_selected, plan_topics, self_copy_problem
 
 CONNECT_MS: Final = 3_000
 REQUEST_MS: Final = 5_000
@@ -90,11 +90,12 @@ def _identify(check: ClusterCheck, cluster: ClusterClient) -> None:
 def _check_source(check: ClusterCheck, cluster: ClusterClient, source: MirroredSource, options: MirrorOptions, target_id: str | None) -> dict[str, int]:
     """Return the topics of the target and how many partitions they need."""
     _identify(check, cluster)
-    if check.cluster_id is not None and check.cluster_id == target_id and not source.prefix:
-        check.problems.append("it is the target itself; give it a prefix")
-        return {}
     topics = cluster.metadata().topics
     selected = [name for name, topic in topics.items() if not topic.is_internal and is_selected(name, source.topics, source.exclude)]
+    is_target = check.cluster_id is not None and check.cluster_id == target_id
+    if is_target and (problem := self_copy_problem(selected, source.prefix, source.topics, source.exclude)) is not None:
+        check.problems.append(problem)
+        return {}
     check.found += f"; topics selected: {len(selected)} of {len(topics)}"
     if not selected:
         check.problems.append("no topic is selected: there is none of that name, or the right Describe is missing")

@@ -30,7 +30,7 @@ from services.mirror.group_offsets import translate_groups
 from services.mirror.mirror_file import ClusterOptions, MirrorOptions
 from services.mirror.source import COPYING, GONE, RETRYING, STOPPED, MirroredPartition, MirrorSource, RetryPause
 from services.mirror.target_topics import prepare_topics, read_origins, read_positions
-from services.mirror.topic_rules import RECREATED, CopiedTopic, LeftOut, Resumption, is_selected, plan_topics, write_note
+from services.mirror.topic_rules import RECREATED, CopiedTopic, LeftOut, Resumption, is_selected, plan_topics, self_copy_problem, write_note
 
 ROUND_BYTES: Final = 4 * 1024 * 1024
 """A round begins before its time when so much is fetched."""
@@ -202,10 +202,12 @@ class Mirror:
             source.fail(error)
             return
         source.cluster_id = found.cluster_id
-        if found.cluster_id is not None and found.cluster_id == self._target_cluster_id and not source.options.prefix:
-            source.fail(RequestRefused(ErrorCode.INVALID_TOPIC_EXCEPTION, "it is the target itself; give it a prefix"))
+        options = source.options
+        is_target = found.cluster_id is not None and found.cluster_id == self._target_cluster_id
+        if is_target and (problem := self_copy_problem(selected, options.prefix, options.topics, options.exclude)) is not None:
+            source.fail(RequestRefused(ErrorCode.INVALID_TOPIC_EXCEPTION, problem))
             return
-        copied, left_out = plan_topics(selected, source.options.prefix, self._target_cluster_id, source.origins)
+        copied, left_out = plan_topics(selected, options.prefix, self._target_cluster_id, source.origins)
         changes = prepare_topics(self.target, self.options, settings, found, copied, self.on_progress)
         source.is_stale = False
         self.topics_due_ms[source.name] = now_ms + self.options.topics_ms

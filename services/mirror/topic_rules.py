@@ -58,6 +58,14 @@ def is_selected(name: str, topics: Iterable[re.Pattern[str]], exclude: Iterable[
     return not name.startswith("__") and any(each.fullmatch(name) for each in topics) and not any(each.fullmatch(name) for each in exclude)
 
 
+def self_copy_problem(selected: Sequence[str], prefix: str, topics: Sequence[re.Pattern[str]], exclude: Sequence[re.Pattern[str]]) -> str | None:
+    """Return why a cluster cannot be its own target: without a prefix, or if what is copied would be copied again."""
+    if not prefix:
+        return "it is the target itself; give it a prefix"
+    again = [prefix + name for name in sorted(selected) if is_selected(prefix + name, topics, exclude)]
+    return f"it is the target itself, and its copies would be copied, too ({again[0]}); exclude them ({re.escape(prefix)}.*)" if again else None
+
+
 def plan_topics(
     names: Iterable[str], prefix: str, target_cluster_id: str | None, origins: Mapping[str, Mapping[str, str]]
 ) -> tuple[list[CopiedTopic], list[LeftOut]]:

@@ -18,6 +18,7 @@ from services.mirror.topic_rules import (
     plan_resumption,
     plan_topics,
     read_note,
+    self_copy_problem,
     settings_to_set,
     write_note,
 )
@@ -29,6 +30,20 @@ def test_patterns_are_for_whole_names_and_never_select_internal_topics() -> None
     topics, exclude = [re.compile("app-.*"), re.compile("syslog"), re.compile("__.*")], [re.compile("app-test")]
     names = ["app-a", "app-test", "app-test-2", "my-app-a", "syslog", "syslog2", "__consumer_offsets"]
     assert [name for name in names if is_selected(name, topics, exclude)] == ["app-a", "app-test-2", "syslog"]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "topics", "exclude", "problem"),
+    [
+        ("", ["a"], [], "it is the target itself; give it a prefix"),
+        ("m.", [".*"], [], "it is the target itself, and its copies would be copied, too (m.a); exclude them (m\\..*)"),
+        ("m.", [".*"], [r"m\..*"], None),
+        ("m.", ["a|b"], [], None),
+    ],
+)
+def test_a_cluster_is_its_own_target_only_if_its_copies_are_not_copied_again(prefix: str, topics: list[str], exclude: list[str], problem: str | None) -> None:
+    compiled = ([re.compile(each) for each in several] for several in (topics, exclude))
+    assert self_copy_problem(["b", "a"], prefix, *compiled) == problem
 
 
 def test_topics_get_the_prefix_and_names_that_become_too_long_are_left_out() -> None:
