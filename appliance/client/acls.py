@@ -6,19 +6,16 @@ from collections.abc import Sequence
 
 from appliance.base.errors import ErrorCode
 from appliance.client.cluster import ClusterClient
-from appliance.client.errors import refused
+from appliance.client.errors import ALTER, DESCRIBE, refused
 from appliance.client.messages import CREATE_ACLS, DELETE_ACLS, DESCRIBE_ACLS
 from appliance.protocol.acl_apis import AclCreation, CreateAclsRequest, DeleteAclsFilter, DeleteAclsRequest, DescribeAclsRequest
 from appliance.security.acl import AclBinding, AclFilter, AclOperation, AclPermission, AclResource, PatternType
 
 TIMEOUT_MS = 35_000
 """The controller answers within 30 s."""
-ALTER = "Alter on the cluster"
 
 
-def describe_acls(
-    cluster: ClusterClient, wanted: AclFilter, purpose: str = "list access control entries", right: str = "Describe on the cluster"
-) -> list[AclBinding]:
+def describe_acls(cluster: ClusterClient, wanted: AclFilter, purpose: str = "list access control entries", right: str = DESCRIBE) -> list[AclBinding]:
     """The entries that match. Raises RequestRefused; `purpose` and `right` are those of the caller."""
     response = cluster.ask_controller(DESCRIBE_ACLS, DescribeAclsRequest(*wanted), TIMEOUT_MS)
     if response.error_code:

@@ -80,6 +80,10 @@ def is_retriable(error: Exception) -> bool:
     return isinstance(error, ClientFailed) and not isinstance(error, VersionUnsupported)
 
 
+DESCRIBE, ALTER = "Describe on the cluster", "Alter on the cluster"
+"""Rights, as `refused` names them."""
+
+
 def refused(number: int, doing: str, broker_message: str | None = None, right: str = "") -> RequestRefused:
     """The exception for error code `number`, met while `doing` ("create topic 'x'"); the broker's own words go along. `right` is the
     one that it needs ("Alter on the cluster"), which the broker does not say."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from appliance.base.errors import ErrorCode
 from appliance.client.cluster import ClusterClient
-from appliance.client.errors import refused
+from appliance.client.errors import ALTER, DESCRIBE, refused
 from appliance.client.messages import ALTER_USER_SCRAM_CREDENTIALS, DESCRIBE_USER_SCRAM_CREDENTIALS
 from appliance.protocol.sasl_apis import (
     AlterUserScramCredentialsRequest,
@@ -21,12 +21,9 @@ from appliance.security.scram import SALT_BYTES, ScramMechanism, salted_password
 
 TIMEOUT_MS = 35_000
 """The controller answers within 30 s."""
-ALTER = "Alter on the cluster"
 
 
-def describe_users(
-    cluster: ClusterClient, names: Sequence[str] = (), purpose: str = "list users", right: str = "Describe on the cluster"
-) -> list[DescribedScramUser]:
+def describe_users(cluster: ClusterClient, names: Sequence[str] = (), purpose: str = "list users", right: str = DESCRIBE) -> list[DescribedScramUser]:
     """Return these users, or all; those without credentials are left out. Raises RequestRefused; `purpose` and `right` are those of the caller."""
     request = DescribeUserScramCredentialsRequest(tuple(map(ScramUserName, names)) or None)
     response = cluster.ask_controller(DESCRIBE_USER_SCRAM_CREDENTIALS, request, TIMEOUT_MS)

@@ -95,7 +95,8 @@ def add(
     permission = AclPermission.DENY if deny else AclPermission.ALLOW
     wanted = [AclBinding(*named, pattern, principal, host or "*", each, permission) for each in operations_of(operation, named[0])]
     with open_cluster(bootstrap, data, config, command_config) as connected:
-        from appliance.client.acls import ALTER, create_acls, describe_acls
+        from appliance.client.acls import create_acls, describe_acls
+        from appliance.client.errors import ALTER
 
         there = set(describe_acls(connected, AclFilter(), "add access control entries", ALTER))
         missing = [each for each in wanted if each not in there]
@@ -138,7 +139,8 @@ def remove(
     permission = AclPermission.DENY if deny else AclPermission.ANY
     filters = [AclFilter(resource, name, pattern, principal, host, each, permission) for each in operations]
     with open_cluster(bootstrap, data, config, command_config) as connected:
-        from appliance.client.acls import ALTER, delete_acls, describe_acls
+        from appliance.client.acls import delete_acls, describe_acls
+        from appliance.client.errors import ALTER
 
         found = sorted({each for wanted in filters for each in describe_acls(connected, wanted, "remove access control entries", ALTER)})
         if not found:

@@ -1,7 +1,7 @@
 """`millrace ingest tap`: connects to the ingests of the box and prints what passes.
 
 Each ingest shows a bounded part (`services.ingest.records.live_tap`) and says how much it did not
-show. One that is restarted is connected to again. Weak: lines of several ingests are printed in the
+show. One that is restarted is connected to again, and with the box the command ends. Weak: lines of several ingests are printed in the
 order of their arrival here.
 """
 
@@ -14,7 +14,7 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from appliance.base.errors import MillraceError
@@ -24,16 +24,21 @@ from appliance.command.failures import UsageProblem
 from appliance.command.finding import FoundBox
 from appliance.command.output import count_text, plural, say, until_reader_closes
 from appliance.command.record_text import local_time, parsed_value, record_line
+from appliance.runtime.leftovers import living_processes
 from appliance.senders.sender_tables import tables_of
 
 MESSAGE_BYTES_MAX = 1 << 18
 RECONNECT_SECONDS = 0.5
+GONE_SECONDS = 5.0
+"""A box that does not run for so long is not being restarted."""
 
 
-class _Taps:
+class Taps:
     """The connections. Raises `MillraceError` if no ingest takes one."""
 
-    def __init__(self, paths: list[str], request: bytes) -> None:
+    def __init__(self, paths: list[str], request: bytes, box_runs: Callable[[], bool]) -> None:
+        self._box_runs = box_runs
+        self._gone_since = 0.0
         self._missing = dict.fromkeys(paths, 0.0)
         self._request = request
         self._selector = selectors.DefaultSelector()
@@ -57,9 +62,18 @@ class _Taps:
         self._selector.register(connection, selectors.EVENT_READ, path)
         return None
 
+    def _check_box(self) -> None:
+        if self._selector.get_map() or self._box_runs():
+            self._gone_since = 0.0
+            return
+        self._gone_since = self._gone_since or time.monotonic()
+        if time.monotonic() - self._gone_since >= GONE_SECONDS:
+            raise MillraceError("the box has ended, so there is nothing more to show; `millrace status` says how it is")
+
     def documents(self) -> Iterator[dict[str, Any]]:
-        """Yield what the ingests send, for ever."""
+        """Yield what the ingests send. Raises `MillraceError` when the box has ended."""
         while True:
+            self._check_box()
             for path in [path for path, at in self._missing.items() if at <= time.monotonic()]:
                 self._connect(path)
             for key, _ in self._selector.select(RECONNECT_SECONDS):
@@ -85,7 +99,7 @@ def watch_tap(found: FoundBox, name: str | None, count: int | None, as_json: boo
     paths = [found.layout.tap_socket(number) for number in range(sum(process.startswith("ingest@") for process in box.process_names()))]
     is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     shown = left_out = 0
-    taps = _Taps(paths, json.dumps(request).encode())
+    taps = Taps(paths, json.dumps(request).encode(), lambda: bool(living_processes(found.layout)))
     try:
         with until_reader_closes():
             for document in taps.documents():

@@ -63,7 +63,8 @@ def add(
     mechanisms = [SCRAM_MECHANISMS[each.upper()] for each in mechanism or SCRAM_MECHANISMS]
     password = read_password(name, password_file)
     with open_cluster(bootstrap, data, config, command_config) as connected:
-        from appliance.client.users import ALTER, describe_users, set_password
+        from appliance.client.errors import ALTER
+        from appliance.client.users import describe_users, set_password
 
         is_known = bool(describe_users(connected, [name], f"set the password of user {name!r}", ALTER))
         set_password(connected, name, password, mechanisms, iterations)
@@ -106,7 +107,8 @@ def delete(
     Example: millrace user delete alice --yes
     """
     with open_cluster(bootstrap, data, config, command_config) as connected:
-        from appliance.client.users import ALTER, delete_user, describe_users
+        from appliance.client.errors import ALTER
+        from appliance.client.users import delete_user, describe_users
 
         users = describe_users(connected, [name], f"delete user {name!r}", ALTER)
         if not users:

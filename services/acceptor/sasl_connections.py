@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 CHECKS_MAX: Final = 64
 CHECKS_PER_ADDRESS: Final = 16
 RECEIVE_BYTES: Final = 4 << 10
+WITHOUT_ROLE: Final = "the user has no role in the console (http.role.*)"
 LOG_PERIOD_NS: Final = 60_000_000_000
 LINES_A_PERIOD: Final = 10
 FAILURES_KEPT: Final = 1_000
-WITHOUT_ROLE: Final = "the user has no role in the console (http.role.*)"
 """Different failures of a period that are counted one by one."""
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,11 +10,14 @@ import pytest
 from typer.testing import CliRunner
 
 from appliance.base.clock import ManualClock
+from appliance.base.errors import MillraceError
+from appliance.command import ingest_tap
 from appliance.command.failures import UsageProblem
 from appliance.command.finding import FoundBox
 from appliance.command.ingest import build_app, duration_ms
-from appliance.command.ingest_tap import tap_json, tap_line
+from appliance.command.ingest_tap import Taps, tap_json, tap_line
 from appliance.command.ingest_view import status_text
+from appliance.ipc.frames import listen_unix
 from appliance.senders.accounting import LossReason
 from appliance.senders.ingest_figures import IngestFigures, document_of, gather
 from appliance.senders.sender_accounts import OTHERS, SenderFigures, senders_file, write_senders
@@ -160,3 +165,33 @@ def test_a_tapped_line_of_any_record_acts_on_no_terminal(structured_data: object
     assert tap_json(document).isprintable() and json.loads(tap_json(document))["value"] == record
     raw = tap_json(document | {"value": "raw \x9b\u2028é"})
     assert raw.isprintable() and "é" in raw and json.loads(raw)["value"] == "raw \x9b\u2028é"
+
+
+def test_a_tap_goes_on_with_a_new_ingest_and_ends_with_the_box(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest_tap, "RECONNECT_SECONDS", 0.01)
+    monkeypatch.setattr(ingest_tap, "GONE_SECONDS", 0.02)
+    runs = True
+    with scratch_layout() as layout:
+        path = layout.tap_socket(0)
+        with listen_unix(path, socket.SOCK_SEQPACKET) as first:
+            first.setblocking(True)
+            documents = Taps([path], b"{}", lambda: runs).documents()
+            with first.accept()[0] as connection:
+                assert connection.recv(10) == b"{}"
+                connection.send(b'{"of": 1}')
+                assert next(documents) == {"of": 1}
+        with listen_unix(path, socket.SOCK_SEQPACKET) as second:
+            second.setblocking(True)
+
+            def answer() -> None:
+                with second.accept()[0] as connection:
+                    assert connection.recv(10) == b"{}"
+                    connection.send(b'{"of": 2}')
+
+            answering = threading.Thread(target=answer)
+            answering.start()
+            assert next(documents) == {"of": 2}, "the box runs, and its ingest has been started again"
+            answering.join()
+        runs = False
+        with pytest.raises(MillraceError, match="the box has ended"):
+            next(documents)
