@@ -24,6 +24,7 @@ from appliance.protocol import (
     log_dir_apis,
     metadata,
     offset_apis,
+    quota_apis,
     reassignment_apis,
     sasl_apis,
     share_apis,
@@ -254,6 +255,8 @@ UNREGISTER_BROKER = ClientApi(cluster_apis.UNREGISTER_BROKER_REQUEST, cluster_ap
 DESCRIBE_ACLS = ClientApi(acl_apis.DESCRIBE_ACLS_REQUEST, acl_apis.DESCRIBE_ACLS_RESPONSE, 1, 3)
 CREATE_ACLS = ClientApi(acl_apis.CREATE_ACLS_REQUEST, acl_apis.CREATE_ACLS_RESPONSE, 1, 3)
 DELETE_ACLS = ClientApi(acl_apis.DELETE_ACLS_REQUEST, acl_apis.DELETE_ACLS_RESPONSE, 1, 3)
+DESCRIBE_CLIENT_QUOTAS = ClientApi(quota_apis.DESCRIBE_CLIENT_QUOTAS_REQUEST, quota_apis.DESCRIBE_CLIENT_QUOTAS_RESPONSE, 0, 1)
+ALTER_CLIENT_QUOTAS = ClientApi(quota_apis.ALTER_CLIENT_QUOTAS_REQUEST, quota_apis.ALTER_CLIENT_QUOTAS_RESPONSE, 0, 1)
 SASL_HANDSHAKE = ClientApi(sasl_apis.SASL_HANDSHAKE_REQUEST, sasl_apis.SASL_HANDSHAKE_RESPONSE, 1, 1)
 SASL_AUTHENTICATE = ClientApi(sasl_apis.SASL_AUTHENTICATE_REQUEST, sasl_apis.SASL_AUTHENTICATE_RESPONSE, 0, 2)
 DESCRIBE_USER_SCRAM_CREDENTIALS = ClientApi(sasl_apis.DESCRIBE_USER_SCRAM_CREDENTIALS_REQUEST, sasl_apis.DESCRIBE_USER_SCRAM_CREDENTIALS_RESPONSE, 0, 0)

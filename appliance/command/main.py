@@ -41,6 +41,7 @@ def build_app() -> typer.Typer:
         manual,
         mirror,
         query,
+        quota,
         run,
         search,
         send,
@@ -79,6 +80,7 @@ def build_app() -> typer.Typer:
     app.add_typer(group.build_app(markup), name="group")
     app.add_typer(acl.build_app(markup), name="acl")
     app.add_typer(user.build_app(markup), name="user")
+    app.add_typer(quota.build_app(markup), name="quota")
     app.add_typer(mirror.build_app(markup), name="mirror")
     app.add_typer(transaction.build_app(markup), name="transaction")
     app.add_typer(disk.build_app(markup), name="disk")

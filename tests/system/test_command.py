@@ -279,6 +279,26 @@ def records_of(millrace: Millrace, topic: str) -> int:
     return sum(int(line.split()[6]) - int(line.split()[5]) for line in described)
 
 
+def test_quotas_are_set_listed_and_removed(millrace: Millrace) -> None:
+    assert millrace("quota", "set", "--user", "alice", "--client-id", "*", "producer_byte_rate=1MiB", "request_percentage=50").returncode == 0
+    assert millrace("quota", "set", "--address", "10.0.0.9", "connection_creation_rate=5").returncode == 0
+    listed = json.loads(millrace("quota", "list", "--user", "alice", "--json").stdout)
+    assert listed == [{"entity": {"user": "alice", "client-id": None}, "values": {"producer_byte_rate": 1 << 20, "request_percentage": 50.0}}]
+    rows = millrace("quota", "list").stdout.decode().splitlines()
+    assert [row.split() for row in rows] == [
+        ["USER", "CLIENT", "ID", "ADDRESS", "QUOTA", "VALUE"],
+        ["alice", "*", "-", "producer_byte_rate", "1048576"],
+        ["alice", "*", "-", "request_percentage", "50"],
+        ["-", "-", "10.0.0.9", "connection_creation_rate", "5"],
+    ]
+    absent = millrace("quota", "remove", "--user", "alice")
+    assert absent.returncode == 2 and b"user alice has no quota; see `millrace quota list`" in absent.stderr
+    assert b"removed 1 quota of user alice, each client id" in millrace("quota", "remove", "--user", "alice", "--client-id", "*", "request_percentage").stdout
+    millrace("quota", "remove", "--user", "alice", "--client-id", "*")
+    millrace("quota", "remove", "--address", "10.0.0.9")
+    assert json.loads(millrace("quota", "list", "--json").stdout) == []
+
+
 def test_ingest_tap_shows_lines_as_they_come_with_their_fields(box: RunningBox, begin: Begin, millrace: Millrace) -> None:
     watching = begin("ingest", "tap", "syslog-udp", "--max", "1")
     assert watching.stderr is not None and watching.stdout is not None
