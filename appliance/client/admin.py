@@ -206,14 +206,14 @@ def list_offsets(cluster: ClusterClient, partitions: Iterable[TopicPartition], t
 
 
 def try_list_offsets(
-    cluster: ClusterClient, partitions: Iterable[TopicPartition], timestamp: int, isolation_level: int = 0
+    cluster: ClusterClient, partitions: Iterable[TopicPartition], timestamp: int, isolation_level: int = 0, timeout_ms: int | None = None
 ) -> tuple[dict[TopicPartition, FoundOffset], Exception | None]:
     """Ask each leader once: return the offsets of the partitions that answered, and an error of the others. Raises errors that no retry can heal."""
     found: dict[TopicPartition, FoundOffset] = {}
     trouble: Exception | None = None
     for leader, led in _by_leader(cluster, partitions).items():
         try:
-            answers = _ask_leader(cluster, leader, led, timestamp, isolation_level)
+            answers = _ask_leader(cluster, leader, led, timestamp, isolation_level, timeout_ms)
         except (ClientFailed, RequestRefused) as error:
             answers = dict.fromkeys(led, error)
         for partition, answer in answers.items():

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from appliance.base.errors import ErrorCode, ProtocolViolation, RequestRefused
 from appliance.base.model import NO_LEADER, BrokerId, Offset, TopicPartition
-from appliance.client.admin import list_offsets, try_list_offsets
+from appliance.client.admin import UNSERVED_WAIT_MS, list_offsets, try_list_offsets
 from appliance.client.cluster import Backoff, ClusterClient
 from appliance.client.connection import ClientConnection, await_readable
 from appliance.client.errors import METADATA_IS_STALE, ClientFailed, ConnectionLost, ReplyTimedOut, error_code, is_retriable, refused
@@ -30,8 +30,8 @@ METADATA_AGE_MS_MAX = 60_000
 LEADERLESS_LOOK_AGAIN_MS = 500
 SILENCE_MS_MAX = 30_000
 GIVE_UP_AFTER_MS = 60_000
-UNSERVED_WAIT_MS = 3_000
-"""How long the first look waits for partitions that are not served, while others are: a log-writer that restarts takes less."""
+UNSERVED_LOOKS_MS_MAX = 30_000
+"""Between two looks for partitions that are not served; the first follow after `LEADERLESS_LOOK_AGAIN_MS`."""
 
 
 class StartAt(IntEnum):
@@ -74,7 +74,8 @@ class TopicTail:
         self._starts: dict[int, int] = {}
         """Partition → where reading it begins, as `StartAt`."""
         self.unserved: dict[int, str] = {}
-        """Partitions whose place is not known yet, because nothing serves them, and why. They are looked for again and again."""
+        """Partitions whose place is not known yet, because nothing serves them, and why. They are looked for less and less often."""
+        self._next_unserved_ms = self._unserved_pause_ms = 0
         self.long_polls: dict[BrokerId, _LongPoll] = {}
         """The open long poll at each leader."""
         self._metadata_is_stale = False
@@ -126,19 +127,22 @@ class TopicTail:
             # Partitions that were added while we read: whatever is in them came after we began.
             self._starts |= dict.fromkeys(added, int(StartAt.EARLIEST))
             self.unserved |= dict.fromkeys(sorted(added), "it is new")
-        if self.unserved:
+            self._next_unserved_ms = self._unserved_pause_ms = 0
+        if self.unserved and self._metadata_ms >= self._next_unserved_ms:
             self._look_for_unserved()
 
     def _maybe_look_at_leaders(self) -> None:
         age_ms = self._cluster.clock.monotonic_ms() - self._metadata_ms
-        is_short = (NO_LEADER in self._leaders.values() or bool(self.unserved)) and age_ms > LEADERLESS_LOOK_AGAIN_MS
+        is_due = NO_LEADER in self._leaders.values() or (bool(self.unserved) and self._cluster.clock.monotonic_ms() >= self._next_unserved_ms)
+        is_short = is_due and age_ms > LEADERLESS_LOOK_AGAIN_MS
         if self._metadata_is_stale or is_short or age_ms > METADATA_AGE_MS_MAX:
             self._look_at_leaders()
 
     def _find_first_places(self, timestamp: int) -> None:
         """Find where to begin in each partition that is served, and say which are not. Raises RequestRefused or ClientFailed if none is."""
-        self._starts = dict.fromkeys(self._leaders, timestamp)
         clock, backoff = self._cluster.clock, self._cluster.backoff()
+        # What comes from now on is wanted, also if the end can be asked for later only.
+        self._starts = dict.fromkeys(self._leaders, clock.wall_ms() if timestamp == StartAt.LATEST else timestamp)
         waits_until_ms = clock.monotonic_ms() + UNSERVED_WAIT_MS
         while (error := self._try_places(self._leaders.keys() - self._next_offsets.keys(), timestamp)) is not None:
             if self._next_offsets and clock.monotonic_ms() >= waits_until_ms:
@@ -151,21 +155,28 @@ class TopicTail:
             self._look_at_leaders()
 
     def _try_places(self, partitions: Iterable[int], timestamp: int) -> Exception | None:
-        """Ask each leader once; return an error of those that did not say."""
-        found, error = try_list_offsets(self._cluster, [TopicPartition(self.topic, partition) for partition in partitions], timestamp)
+        """Ask each leader once, and wait for it a few seconds only; return an error of those that did not say."""
+        asked = [TopicPartition(self.topic, partition) for partition in partitions]
+        found, error = try_list_offsets(self._cluster, asked, timestamp, timeout_ms=UNSERVED_WAIT_MS)
         none_so_late = [partition for partition, place in found.items() if place.offset < 0]
         if none_so_late:
-            ends, late_error = try_list_offsets(self._cluster, none_so_late, StartAt.LATEST)
+            ends, late_error = try_list_offsets(self._cluster, none_so_late, StartAt.LATEST, timeout_ms=UNSERVED_WAIT_MS)
             found, error = {partition: ends.get(partition, place) for partition, place in found.items()}, error or late_error
         self._next_offsets.update({partition.partition: place.offset for partition, place in found.items() if place.offset >= 0})
         return error
 
     def _look_for_unserved(self) -> None:
-        for partition in list(self.unserved):
-            self._try_places([partition], self._starts[partition])
-            if partition in self._next_offsets:
-                del self.unserved[partition]
-                self._on_notice(f"{self.topic}-{partition} is served now; going on at offset {self._next_offsets[partition]}")
+        """A leader that hangs delays the others by each look, so the looks become rare."""
+        by_start: dict[int, list[int]] = {}
+        for partition in self.unserved:
+            by_start.setdefault(self._starts[partition], []).append(partition)
+        for start, partitions in by_start.items():
+            self._try_places(partitions, start)
+        for partition in self.unserved.keys() & self._next_offsets.keys():
+            del self.unserved[partition]
+            self._on_notice(f"{self.topic}-{partition} is served now; going on at offset {self._next_offsets[partition]}")
+        self._unserved_pause_ms = min(max(2 * self._unserved_pause_ms, LEADERLESS_LOOK_AGAIN_MS), UNSERVED_LOOKS_MS_MAX)
+        self._next_unserved_ms = self._cluster.clock.monotonic_ms() + self._unserved_pause_ms
 
     def _find_places(self, partitions: Iterable[int], timestamp: int) -> None:
         asked = [TopicPartition(self.topic, partition) for partition in partitions]

@@ -164,6 +164,42 @@ def test_partitions_that_are_served_are_read_while_another_is_not_which_follows_
         broker.close()
 
 
+def test_looks_for_a_partition_that_is_not_served_become_rare_and_records_that_came_meanwhile_are_read() -> None:
+    broker = FakeKafkaBroker(partitions=2)
+    broker.leaders[1] = -1
+    asked_for_one: list[int] = []
+
+    def list_offsets(request: Any) -> dict[str, Any]:
+        asked = request.topics[0].partitions
+        asked_for_one.extend(int(each.timestamp) for each in asked if each.partition_index)
+        places = [{"partition_index": each.partition_index, "error_code": 0, "timestamp": -1, "offset": 40, "leader_epoch": 0} for each in asked]
+        dead = {"error_code": int(ErrorCode.KAFKA_STORAGE_ERROR), "offset": -1}
+        return {
+            "throttle_time": 0,
+            "topics": [{"name": TOPIC, "partitions": [each | dead if is_dead and each["partition_index"] else each for each in places]}],
+        }
+
+    is_dead = True
+    broker.answers |= {messages.FETCH: lambda request: fetched(request.topics[0].partitions[0].partition), messages.LIST_OFFSETS: list_offsets}
+    clock = ManualClock(wall_ms=5_000)
+    try:
+        cluster = broker.keep(ClusterClient([broker.address], clock=clock, sleep=lambda seconds: clock.advance_ms(max(int(1_000 * seconds), 1))))
+        tail = broker.keep(TopicTail(cluster, TOPIC))
+        assert list(tail.unserved) == [1] and not asked_for_one
+        broker.leaders[1] = 1
+        for _ in range(600):
+            clock.advance_ms(100)
+            tail.poll(0)
+        assert 4 < len(asked_for_one) < 9, "of a minute"
+        assert set(asked_for_one) == {5_000}, "the time of the beginning, not the end of then"
+        is_dead = False
+        clock.advance_ms(30_000)
+        tail.poll(0)
+        assert not tail.unserved and tail.next_offsets == {0: 40, 1: 40}
+    finally:
+        broker.close()
+
+
 def test_deleted_offsets_are_passed_over_and_said(broker: FakeKafkaBroker, partition: OnePartition) -> None:
     notices: list[str] = []
     tail = broker.keep(TopicTail(broker.cluster(), TOPIC, start_at=StartAt.EARLIEST, on_notice=notices.append))
