@@ -96,10 +96,12 @@ def build_parser() -> Any:
     """The parser of the command tree, as it is run."""
     import typer
 
+    from appliance.command.manual import add_names
     from appliance.command.options import add_connection_options
 
     parser = typer.main.get_command(build_app())
     add_connection_options(parser)
+    add_names(parser)
     return parser
 
 

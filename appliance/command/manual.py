@@ -1,20 +1,28 @@
-"""`millrace completion` and `millrace manual`: scripts for shells and pages for man, from the parser itself.
+"""`millrace completion` and `millrace manual`: scripts for shells and pages for man, from the parser itself; and the names of topics and
+groups that complete a word.
 
-The installer puts both below /usr/local/share. Weak: a script of a shell starts the command at each TAB, 0.2 s.
+The installer puts both below /usr/local/share. Weak: a script of a shell starts the command at each TAB, 0.2 s; names of a cluster that does
+not answer within `NAMES_SECONDS` complete nothing.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
+import signal
 import sys
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from appliance.command.failures import UsageProblem
+from appliance.command.failures import GaveUp, UsageProblem
+from appliance.command.kafka import open_cluster
 from appliance.command.options import argument
+
+if TYPE_CHECKING:
+    from appliance.client.cluster import ClusterClient
 
 SHELLS = ("bash", "zsh", "fish")
 SHARE = {
@@ -24,6 +32,8 @@ SHARE = {
 }
 """Where each shell looks, below a share directory."""
 PAGES = "man/man1"
+NAMES_SECONDS = 3.0
+NAMES_MAX = 1_000
 
 
 def completion(shell: Annotated[str, argument("SHELL", "bash, zsh or fish.")]) -> None:
@@ -114,3 +124,59 @@ def _text(text: str) -> str:
     """Return one line of roff: no character of it is a request or an escape."""
     escaped = "".join(each if each.isascii() else f"\\[u{ord(each):04X}]" for each in text.replace("\\", "\\e").replace("-", "\\-"))
     return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
+
+
+# ---- names that complete a word
+
+
+def add_names(command: Any, path: tuple[str, ...] = ()) -> None:
+    """Let each argument and option that is the name of a topic or group be completed by those that exist."""
+    for name, each in getattr(command, "commands", {}).items():
+        add_names(each, (*path, name))
+    for parameter in command.params:
+        if (names := _names_of(path, parameter)) is not None:
+            parameter.shell_complete = names
+
+
+def _names_of(path: tuple[str, ...], parameter: Any) -> Callable[[Any, str], list[Any]] | None:
+    is_argument, head = parameter.param_type_name == "argument", path[:1]
+    if "--topic" in parameter.opts or (is_argument and (head == ("topic",) or path[0] in ("send", "load", "stream", "table")) and path != ("topic", "create")):
+        return _completion(_topic_names)
+    return _completion(_group_names) if "--group" in parameter.opts or (is_argument and head == ("group",)) else None
+
+
+def _completion(names: Callable[[ClusterClient], Iterable[str]]) -> Callable[[Any, str], list[Any]]:
+    def complete(context: Any, incomplete: str) -> list[Any]:
+        from typer._click.shell_completion import CompletionItem
+
+        given = context.params
+        with _time_limit(), suppress(Exception, GaveUp), open_cluster(given.get("bootstrap"), given.get("data"), given.get("config")) as cluster:
+            found = sorted({name for name in names(cluster) if name.startswith(incomplete) and name.isprintable()})
+            return [CompletionItem(name) for name in found[:NAMES_MAX]]
+        return []
+
+    return complete
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    def give_up(_number: int, _frame: Any) -> None:
+        raise GaveUp("no names in time")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, NAMES_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _topic_names(cluster: ClusterClient) -> Iterable[str]:
+    return (name for name, topic in cluster.metadata(None).topics.items() if not topic.is_internal)
+
+
+def _group_names(cluster: ClusterClient) -> Iterable[str]:
+    from appliance.client.groups import list_groups
+
+    return (group.group_id for group in list_groups(cluster))

@@ -37,6 +37,7 @@ APIS = {
         messages.DESCRIBE_PRODUCERS,
         messages.DESCRIBE_USER_SCRAM_CREDENTIALS,
         messages.DESCRIBE_ACLS,
+        messages.LIST_GROUPS,
     )
 }
 TOPIC = "numbers"

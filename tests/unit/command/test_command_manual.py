@@ -7,12 +7,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer import Context
 
+from appliance.client import messages
 from appliance.command.failures import UsageProblem
 from appliance.command.main import build_parser
 from appliance.command.manual import PAGES, SHARE, SHELLS, pages, script, write_manual
+from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +47,44 @@ def test_a_shell_completes_commands_and_options(share: Path, shell: str, words: 
     environment = {**os.environ, "PATH": f"{share / 'bin'}:{os.environ['PATH']}"}
     done = subprocess.run([shell, "-c", code, shell, str(share / SHARE[shell])], env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert {line.split("\t")[0] for line in done.stdout.splitlines()} == completed and done.stderr == ""
+
+
+@pytest.mark.slow
+def test_a_shell_completes_the_name_of_a_topic(share: Path) -> None:
+    broker = FakeKafkaBroker()
+    try:
+        words = f"topic describe --bootstrap {broker.address} nu"
+        code = ASK["bash"].format(words=words, last=len(words.split()))
+        environment = {**os.environ, "PATH": f"{share / 'bin'}:{os.environ['PATH']}"}
+        done = subprocess.run(["bash", "-c", code, "bash", str(share / SHARE["bash"])], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    finally:
+        broker.close()
+    assert (done.stdout.split(), done.stderr) == ([TOPIC], "")
+
+
+def test_names_complete_where_topics_and_groups_are_named_and_a_broker_that_is_gone_completes_nothing() -> None:
+    def parameter(line: str) -> Any:
+        command, name = build_parser(), line.split()[-1]
+        for word in line.split()[:-1]:
+            command = command.commands[word]
+        return next(each for each in command.params if name in (each.name, *each.opts))
+
+    broker = FakeKafkaBroker()
+    broker.answers[messages.LIST_GROUPS] = lambda _request: {
+        "throttle_time": 0, "error_code": 0,
+        "groups": [{"group_id": name, "protocol_type": "consumer", "group_state": "Stable", "group_type": "classic"} for name in ("readers", "others")],
+    }  # fmt: skip
+    asked = Context(build_parser(), info_name="millrace")
+    asked.params = {"bootstrap": str(broker.address)}
+    try:
+        for line in ("topic tail name", "topic trim name", "topic delete names", "topic reassign topics", "load topics", "send name", "search --topic"):
+            assert [each.value for each in parameter(line).shell_complete(asked, "nu")] == [TOPIC], line
+        for line in ("group describe group", "group lag groups", "acl list --group"):
+            assert [each.value for each in parameter(line).shell_complete(asked, "re")] == ["readers"], line
+        assert parameter("topic create name").shell_complete(asked, "") == []
+    finally:
+        broker.close()
+    assert parameter("topic tail name").shell_complete(asked, "") == []
 
 
 @pytest.mark.slow
