@@ -241,8 +241,8 @@ class TableThread:
 
     def _work(self, context: ServiceContext, accepted_damage: frozenset[tuple[int, int]]) -> None:
         try:
-            from services.tabler.delta_table import TableConflict
             from services.tabler.table_run import run_table
+            from services.tabler.topic_table import TableConflict
         except ImportError as error:
             self.problem = (
                 f"{error.name} is not installed, which tables need: ./install.sh pipeline, sudo ./install.sh --pipeline, or pip: millrace[pipeline,delta]"

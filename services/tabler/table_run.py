@@ -24,10 +24,11 @@ from appliance.pipeline.problems import CorruptRange, DataLoss
 from appliance.pipeline.record_reader import RangeReader
 from appliance.shm.partition_table import ROLE_LEADER
 from appliance.storage import file_io
-from services.tabler.delta_table import BAD, DeltaTopicTable, Step, TableFile, TableTrouble, location_problem, trouble
+from services.tabler.delta_table import DeltaTopicTable
 from services.tabler.json_columns import BAD_SCHEMA, JsonRows, without
 from services.tabler.table_columns import SOURCE_COLUMNS, Statistics, TableRows, has_fields, pieces, same_type, schema_problem
 from services.tabler.table_rules import MissingRange, PartitionStart, TableOrder, TableResult, is_compaction_due, plan_partition, rotated
+from services.tabler.topic_table import BAD, Step, TableFile, TableTrouble, TopicTable, location_problem, trouble
 
 ROW_GROUP_BYTES = 16 << 20
 WINDOW_BYTES = 4 << 20
@@ -84,7 +85,7 @@ def run_table(job: TableJob) -> TableResult:
     return _TableRun(job, table).run()
 
 
-def remember(job: TableJob, table: DeltaTopicTable, shortened: Shortened) -> None:
+def remember(job: TableJob, table: TopicTable, shortened: Shortened) -> None:
     """Remember which table it is, and ends of logs that are shorter, if that is not known."""
     try:
         if table.table_id != job.expected_id or shortened != job.shortened:
@@ -94,7 +95,7 @@ def remember(job: TableJob, table: DeltaTopicTable, shortened: Shortened) -> Non
 
 
 class _TableRun:
-    def __init__(self, job: TableJob, table: DeltaTopicTable) -> None:
+    def __init__(self, job: TableJob, table: TopicTable) -> None:
         self._job = job
         self._table = table
         self._offsets = table.offsets(job.partitions)
@@ -316,7 +317,7 @@ class _TableRun:
 class _StagedFiles:
     """The Parquet files of a run: another one from each batch on that has more columns than those before."""
 
-    def __init__(self, table: DeltaTopicTable, writer: str) -> None:
+    def __init__(self, table: TopicTable, writer: str) -> None:
         self._table = table
         self._writer = writer
         self._files: list[_StagedTableFile] = []
@@ -360,7 +361,7 @@ class _StagedFiles:
 class _StagedTableFile:
     """One of them; it exists from the first row on."""
 
-    def __init__(self, table: DeltaTopicTable, writer: str) -> None:
+    def __init__(self, table: TopicTable, writer: str) -> None:
         self._table = table
         self._name = f"part-{writer}-{os.urandom(8).hex()}.zstd.parquet"
         self._writer: Any = None

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 
 from lab.real_zookeeper import RealZooKeeper
 from lab.running_box import RunningBox, environment, eventually, start_box
-from services.tabler.delta_table import has_commit
+from services.tabler.topic_table import has_commit
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from appliance.pipeline.opened_batches import BatchOpener
 from appliance.pipeline.table_query import TableQuery
 from appliance.records.compression import Codec
-from services.tabler.delta_table import BAD, TableTrouble
 from services.tabler.json_columns import COLUMNS_MAX, JSON_SCHEMA, NAME_BYTES_MAX, TOO_LONG, VALUE_BYTES_MAX, JsonRows
 from services.tabler.table_columns import PIECE_ROWS
+from services.tabler.topic_table import BAD, TableTrouble
 from tests.unit.pipeline.made_batches import made, made_of, stored
 from tests.unit.services.tabler.test_table_run import LINE, Killed, OneTable
 

@@ -18,9 +18,9 @@ from appliance.pipeline.local_rows import LocalRow
 from appliance.records.compression import Codec
 from appliance.shm.partition_table import ROLE_FOLLOWER
 from appliance.storage.transaction_index import AbortedTxn
-from services.tabler.delta_table import STAGING, TableConflict, TableTrouble
 from services.tabler.table_rules import TableOrder, TableResult, application_id
 from services.tabler.table_run import TableJob, run_table
+from services.tabler.topic_table import STAGING, TableConflict, TableTrouble
 from tests.unit.pipeline.made_batches import made, made_of, marker
 from tests.unit.services.search.test_partition_scan import TOPIC_ID, partition_at
 
