@@ -5,7 +5,7 @@
 # --make-wheelhouse prints. Wheels that were built from sources (PySpark) differ with each build, so the lock cannot have them. ZooKeeper's jars are in
 # its folder zookeeper; this release has their sums.
 
-PIPELINE_EXTRAS='pipeline delta query postgresql' # of pyproject.toml: all that millrace load, stream and query can do
+PIPELINE_EXTRAS='pipeline delta iceberg query postgresql' # of pyproject.toml: all that millrace load, stream and query can do
 
 # wants_pipeline: whether Spark jobs are to run from the release. What is installed stays as it is, unless something else is said.
 wants_pipeline() { [ "$PIPELINE" = yes ] || { [ -z "$PIPELINE" ] && [ -f "${PREFIX:-/nowhere}/current/.pipeline" ]; }; }

@@ -471,6 +471,14 @@ _TABLE_ROWS = (
         "clients that may alter topic configs make the box write there",
     ),
     SettingRow(
+        "tables.properties.file",
+        "",
+        "",
+        "file (mode 0600) with lines NAME=VALUE: the catalog of Iceberg tables by pyiceberg's names (type, uri, credential, …), and `namespace`; without one, "
+        "SQLite in the state directory. It is read for each commit",
+        "the tabler reaches the network",
+    ),
+    SettingRow(
         "tables.compaction.commits",
         100,
         "commits",

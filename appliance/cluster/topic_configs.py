@@ -168,7 +168,7 @@ TOPIC_CONFIG_ROWS: dict[str, TopicConfigRow] = {
         TopicConfigRow("message.timestamp.type", "string", "CreateTime", _STAMPS, ("log.message.timestamp.type",)),
         TopicConfigRow("millrace.retention.protected.ms", "long", "0", _LONG, ("log.retention.protected.ms",)),
         TopicConfigRow(TABLE_BYTES, "long", "67108864", _number(1 << 20, 1 << 30)),
-        TopicConfigRow(TABLE_FORMAT, "string", "none", _one_of("none", "delta")),
+        TopicConfigRow(TABLE_FORMAT, "string", "none", _one_of("none", "delta", "iceberg")),
         TopicConfigRow(TABLE_INTERVAL, "long", "60000", _number(1_000, 86_400_000)),
         TopicConfigRow(TABLE_LOCATION, "string", "", _table_location),
         TopicConfigRow(TABLE_SCHEMA, "string", "records", _one_of("records", "json")),

@@ -14,7 +14,9 @@ from appliance.base.errors import ConfigurationProblems
 from appliance.command.failures import UsageProblem
 from appliance.command.output import say
 
-_EXTRAS = {"deltalake": "delta", "duckdb": "query", "psycopg": "postgresql"} | dict.fromkeys(("pyarrow", "numpy", "pyspark", "pandas", "py4j"), "pipeline")
+_EXTRAS = {"deltalake": "delta", "duckdb": "query", "pyiceberg": "iceberg", "sqlalchemy": "iceberg", "psycopg": "postgresql"} | dict.fromkeys(
+    ("pyarrow", "numpy", "pyspark", "pandas", "py4j"), "pipeline"
+)
 """Which extra of pyproject.toml brings what."""
 
 

@@ -36,7 +36,8 @@ def alter(
     ] = None,
     unset: Annotated[list[str] | None, option("--unset", metavar="NAME", help="Take a setting back to its default; may be given several times.")] = None,
     table: Annotated[
-        Literal["delta", "none"] | None, option("--table", help="Keep the topic as a Delta table, or no longer; as --set millrace.table.format=…")
+        Literal["delta", "iceberg", "none"] | None,
+        option("--table", help="Keep the topic as a table of Delta or Iceberg, or no longer; as --set millrace.table.format=…"),
     ] = None,
     table_location: Annotated[
         str | None,

@@ -118,7 +118,9 @@ def plan_units(box: Box, mount_points: Mapping[str, str], load: str = "") -> Uni
     drop_ins["millrace-ingest@.service"] = _section("Service", [*listens, *_writes(f"-{state}/{INGEST_STATE}"), hidden, *_own_addresses(box, box.advertise)])
     if box.table_locations:
         tables = (f"-{path}" for path in (f"{state}/{TABLES_STATE}", *box.table_locations))
-        drop_ins["millrace-tabler.service"] = _section("Service", [*_writes(*tables), hidden])
+        drop_ins["millrace-tabler.service"] = _section(
+            "Service", [*_writes(*tables), hidden, *(["PrivateNetwork=no", *TABLE_ADDRESS] if box.text("tables.properties.file") else [])]
+        )
     for disk in box.disks:
         bound = _section("Unit", _mount_lines(disk.path, mount_points[disk.path]))
         drop_ins[unit_name(f"log-writer@{disk.name}")] = bound + _section("Service", [*_writes(disk.path, state), hidden])
@@ -157,6 +159,8 @@ def _writes(*paths: str) -> list[str]:
 
 
 ANY_ADDRESS = ["IPAddressDeny=", "IPAddressAllow="]
+TABLE_ADDRESS = ["RestrictAddressFamilies=AF_INET AF_INET6"]
+"""Of catalogs; systemd adds them to those of the unit."""
 
 
 def _zookeeper_addresses(box: Box) -> list[str]:
@@ -275,6 +279,7 @@ def settings_mark(box: Box) -> str:
         told += [box.zookeeper_members, box.text("zookeeper.allowed.addresses")]
     if box.table_locations:
         told.append(box.table_locations)
+        told += ["network"] if box.text("tables.properties.file") else []
     if alerts := urlsplit(box.text("alerts.url")).hostname:
         told.append(alerts)
     if networks := box.text("cluster.networks"):

@@ -27,7 +27,7 @@ from appliance.shm.disk_tables import KnownRows, attach_table
 from appliance.shm.mapping import LayoutMismatch, is_held
 from appliance.shm.partition_table import ROLE_LEADER, Row, TornRow
 from appliance.storage import file_io
-from services.tabler.table_rules import TableResult, table_order
+from services.tabler.table_rules import TableResult, iceberg_catalog, table_order
 from services.tabler.table_state import Remembered, TableMemory, TableState
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class TablerAgent:
             if order is None:
                 if known is not None:
                     self._context.log.info(f"topic {topic.name} is no table any more; {known.order.directory} stays as it is", topic=topic.name)
-            elif known is not None and known.order.directory == order.directory:
+            elif known is not None and (known.order.directory, known.order.file_format) == (order.directory, order.file_format):
                 known.order = order
                 known.next_ms = min(known.next_ms, now_ms + order.interval_ms)
                 tables[topic.topic_id] = known
@@ -241,30 +241,35 @@ class TableThread:
 
     def _work(self, context: ServiceContext, accepted_damage: frozenset[tuple[int, int]]) -> None:
         try:
-            from services.tabler.table_run import run_table
-            from services.tabler.topic_table import TableConflict
+            self._run(context, accepted_damage)
         except ImportError as error:
-            self.problem = (
-                f"{error.name} is not installed, which tables need: ./install.sh pipeline, sudo ./install.sh --pipeline, or pip: millrace[pipeline,delta]"
-            )
+            words = "which tables need: ./install.sh pipeline, sudo ./install.sh --pipeline, or pip: millrace[pipeline,delta,iceberg]"
+            self.problem = f"{error.name} is not installed, {words}"
+        finally:
             self.has_ended = True
-            return
+
+    def _run(self, context: ServiceContext, accepted_damage: frozenset[tuple[int, int]]) -> None:
+        from services.tabler.table_run import run_table
+        from services.tabler.topic_table import TableConflict
+
         try:
             self.result = run_table(self._job(context, accepted_damage))
         except TableConflict as conflict:
             self.problem, self.is_conflict = str(conflict), True
         except MillraceError as error:
             self.problem = str(error)
+        except ImportError:
+            raise
         except Exception as error:
             self.problem = f"a run of the table {self.state.order.directory} failed with {type(error).__name__}: {error}"
             context.log.error(f"{self.problem}\n{traceback.format_exc()}")
-        finally:
-            self.has_ended = True
 
     def _job(self, context: ServiceContext, accepted_damage: frozenset[tuple[int, int]]) -> TableJob:
         from appliance.pipeline.local_rows import find_row_in_box
         from services.tabler.table_run import TableJob
+        from services.tabler.topic_table import read_properties
 
+        properties_file = context.box.text("tables.properties.file")
         state = self.state
         return TableJob(
             order=state.order,
@@ -279,6 +284,7 @@ class TableThread:
             accepted_damage=accepted_damage,
             shortened=self._remembered.shortened,
             compaction_commits=context.box.integer("tables.compaction.commits"),
+            properties=iceberg_catalog(context.box.state_directory) | (read_properties(properties_file) if properties_file else {}),
             is_cancelled=lambda: self.is_cancelled,
         )
 

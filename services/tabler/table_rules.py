@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from appliance.base.layout import TABLES_STATE
 from appliance.base.model import TopicId
 from appliance.cluster.topic_configs import TABLE_BYTES, TABLE_FORMAT, TABLE_INTERVAL, TABLE_LOCATION, TABLE_SCHEMA, TOPIC_CONFIG_ROWS
 from appliance.shm.partition_table import Row
@@ -46,6 +47,11 @@ def table_order(topic: str, topic_id: TopicId, config: Mapping[str, str]) -> Tab
         return None
     numbers = int(value(TABLE_INTERVAL)), int(value(TABLE_BYTES))
     return TableOrder(topic, topic_id, value(TABLE_FORMAT), value(TABLE_LOCATION), *numbers, value(TABLE_SCHEMA))
+
+
+def iceberg_catalog(state_directory: str) -> dict[str, str]:
+    """Return the properties of the catalog that a box has by default."""
+    return {"type": "sql", "uri": f"sqlite:///{state_directory}/{TABLES_STATE}/iceberg.db"}
 
 
 def application_id(topic_id: TopicId, partition: int) -> str:
@@ -113,6 +119,8 @@ class TableResult(NamedTuple):
     shortened: dict[int, tuple[int, int]] = {}  # noqa: RUF012  never changed
     """As in `TableJob`, for the next run."""
     problems: tuple[str, ...] = ()
+    metadata: tuple[str, str] = ("", "")
+    """Files by which readers open the table and that of its bad records, where its directory does not do."""
 
 
 def pending_bytes(seen: Mapping[int, tuple[int, int]], now: Mapping[int, tuple[int, int]]) -> int | None:

@@ -8,10 +8,11 @@ records, so memory is bounded. Weak: all of it is one core's work.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -30,7 +31,10 @@ from services.tabler.table_columns import SOURCE_COLUMNS, Statistics, TableRows,
 from services.tabler.table_rules import MissingRange, PartitionStart, TableOrder, TableResult, is_compaction_due, plan_partition, rotated
 from services.tabler.topic_table import BAD, Step, TableFile, TableTrouble, TopicTable, location_problem, trouble
 
-ROW_GROUP_BYTES = 16 << 20
+ROW_GROUP_BYTES, ROW_GROUP_BYTES_MIN = 16 << 20, 1 << 20
+"""A row group of a file; the smaller, the more files a run writes at a time."""
+HOURS_MAX = 32
+_HOUR_US = 3_600_000_000
 WINDOW_BYTES = 4 << 20
 Shortened = Mapping[int, tuple[int, int]]
 
@@ -57,6 +61,8 @@ class TableJob(NamedTuple):
     """Partition → log end that an earlier run saw below the table's offset, and that offset: the table lacks what was appended between."""
     compaction_commits: int
     """Commits between two compactions; 0: none."""
+    properties: Mapping[str, str] = {}
+    """Those of the Iceberg catalog, by pyiceberg's names."""
     is_cancelled: Callable[[], bool] = lambda: False
     step: Step = lambda _step: None
 
@@ -75,14 +81,29 @@ def run_table(job: TableJob) -> TableResult:
     """Do one run. Raises TableTrouble, RunCancelled."""
     if (problem := location_problem(job.order.location, job.allowed)) is not None:
         raise TableTrouble(problem)
-    table = DeltaTopicTable(job.order.directory, job.order.topic, job.order.topic_id, job.writer)
+    with closing(topic_table(job)) as table, closing(topic_table(job, f"/{BAD}")) as bad_table:
+        return _run(job, table, bad_table)
+
+
+def topic_table(job: TableJob, below: str = "") -> TopicTable:
+    """Return the topic's table, or one in a directory below it."""
+    order = job.order
+    where = f"{order.directory}{below}", order.topic, order.topic_id, job.writer
+    if order.file_format == "delta":
+        return DeltaTopicTable(*where)
+    from services.tabler.iceberg_table import IcebergTopicTable
+
+    return IcebergTopicTable(*where, job.properties)
+
+
+def _run(job: TableJob, table: TopicTable, bad_table: TopicTable) -> TableResult:
     table.open(job.expected_id)
     table.sweep()
     if table.exists and (problem := schema_problem(table.schema(), job.order.schema)) is not None:
         raise TableTrouble(f"the columns of {job.order.directory} were changed: {problem}; move the table away, or restore an earlier version")
     if table.exists:
         remember(job, table, job.shortened)
-    return _TableRun(job, table).run()
+    return _TableRun(job, table, bad_table).run()
 
 
 def remember(job: TableJob, table: TopicTable, shortened: Shortened) -> None:
@@ -95,7 +116,7 @@ def remember(job: TableJob, table: TopicTable, shortened: Shortened) -> None:
 
 
 class _TableRun:
-    def __init__(self, job: TableJob, table: TopicTable) -> None:
+    def __init__(self, job: TableJob, table: TopicTable, bad_table: TopicTable) -> None:
         self._job = job
         self._table = table
         self._offsets = table.offsets(job.partitions)
@@ -104,7 +125,7 @@ class _TableRun:
             self._rows = JsonRows(job.order.topic, table.schema() if table.exists else None)
         elif table.exists:
             self._rows = TableRows("message" in table.schema().names)
-        self._bad_table = DeltaTopicTable(f"{job.order.directory}/{BAD}", job.order.topic, job.order.topic_id, job.writer)
+        self._bad_table = bad_table
         if job.order.schema == "json":
             self._bad_table.open("")
             self._bad_table.sweep()
@@ -153,6 +174,7 @@ class _TableRun:
             tuple(self._damaged),
             self._shortened,
             tuple(self._problems),
+            (self._table.metadata_file, self._bad_table.metadata_file),
         )
 
     @property
@@ -315,23 +337,45 @@ class _TableRun:
 
 
 class _StagedFiles:
-    """The Parquet files of a run: another one from each batch on that has more columns than those before."""
+    """The Parquet files of a run: another one from each batch on that has more columns than those before, and of each hour if the table wants it.
+
+    The rows of hours that come when there are `HOURS_MAX` files go into one, which has no hour.
+    """
 
     def __init__(self, table: TopicTable, writer: str) -> None:
         self._table = table
         self._writer = writer
         self._files: list[_StagedTableFile] = []
+        self._open: dict[int | None, _StagedTableFile] = {}
         self._schema: pa.Schema | None = None
 
     def add(self, rows: pa.RecordBatch) -> None:
         if not rows.num_rows:
             return
         if rows.schema != self._schema:
-            if self._files:
-                self._files[-1].close()
-            self._files.append(_StagedTableFile(self._table, self._writer))
+            for file in self._open.values():
+                file.close()
+            self._open.clear()
             self._schema = rows.schema
-        self._files[-1].add(rows)
+        for hour, part in self._parts(rows):
+            if hour not in self._open:
+                self._open[hour] = _StagedTableFile(self._table, self._writer, hour)
+                self._files.append(self._open[hour])
+            self._open[hour].add(part, max(ROW_GROUP_BYTES // len(self._open), ROW_GROUP_BYTES_MIN))
+
+    def _parts(self, rows: pa.RecordBatch) -> Iterator[tuple[int | None, pa.RecordBatch]]:
+        if not self._table.by_hour:
+            yield None, rows
+            return
+        hours = rows.column("timestamp").cast(pa.int64()).to_numpy() // _HOUR_US
+        is_left = np.ones(len(hours), bool)
+        for hour in np.unique(hours).tolist():
+            if abs(hour) < 1 << 31 and (hour in self._open or len(self._files) < HOURS_MAX):
+                is_hour = hours == hour
+                is_left &= ~is_hour
+                yield hour, rows.filter(pa.array(is_hour))
+        if is_left.any():
+            yield None, rows.filter(pa.array(is_left))
 
     @property
     def rows(self) -> int:
@@ -361,8 +405,9 @@ class _StagedFiles:
 class _StagedTableFile:
     """One of them; it exists from the first row on."""
 
-    def __init__(self, table: TopicTable, writer: str) -> None:
+    def __init__(self, table: TopicTable, writer: str, hour: int | None) -> None:
         self._table = table
+        self._hour = hour
         self._name = f"part-{writer}-{os.urandom(8).hex()}.zstd.parquet"
         self._writer: Any = None
         self._waiting: list[pa.RecordBatch] = []
@@ -374,21 +419,21 @@ class _StagedTableFile:
     def _path(self) -> str:
         return f"{self._table.staging}/{self._name}"
 
-    def add(self, rows: pa.RecordBatch) -> None:
+    def add(self, rows: pa.RecordBatch, group_bytes: int) -> None:
         self.statistics.add(rows)
         if "problem" in rows.schema.names:
             self.bad_rows += rows.num_rows - rows.column("problem").null_count
         self._waiting.append(rows)
         self._waiting_bytes += rows.nbytes
         self.size_bytes += rows.nbytes
-        if self._waiting_bytes >= ROW_GROUP_BYTES:
+        if self._waiting_bytes >= group_bytes:
             self._flush()
 
     def _flush(self) -> None:
         with trouble("write", self._table.staging):
             if self._writer is None:
                 self._table.make_staging()
-                self._writer = pq.ParquetWriter(self._path, self._waiting[0].schema, compression="zstd")
+                self._writer = pq.ParquetWriter(self._path, self._table.file_schema(self._waiting[0].schema), compression="zstd")
             self._writer.write_table(pa.Table.from_batches(self._waiting))
         self._waiting, self._waiting_bytes = [], 0
 
@@ -399,7 +444,7 @@ class _StagedTableFile:
         with trouble("write", self._table.staging):
             self._writer.close()
             self.written_bytes = file_io.stat(self._path).st_size
-        return TableFile(self._name, self.statistics.rows, self.statistics.document())
+        return TableFile(self._name, self.statistics.rows, self.statistics.document(), self._hour)
 
     def discard(self) -> None:
         """Remove it: a full disk needs the space."""

@@ -45,7 +45,7 @@ class TableMemory:
         """Return what is remembered of the table in this directory. Raises OSError."""
         try:
             document = orjson.loads(file_io.read_file(self._path(order.topic_id)))
-            if document["directory"] != order.directory:
+            if (document["directory"], document.get("format", "delta")) != (order.directory, order.file_format):
                 return Remembered()
             shortened = {int(partition): (int(end), int(offset)) for partition, (end, offset) in document.get("shortened", {}).items()}
             return Remembered(str(document["table_id"]), shortened)
@@ -58,7 +58,7 @@ class TableMemory:
         """Raises OSError."""
         file_io.make_directories(self._directory)
         shortened = {str(partition): end for partition, end in remembered.shortened.items()}
-        document = {"topic": order.topic, "directory": order.directory, "table_id": remembered.table_id, "shortened": shortened}
+        document = {"topic": order.topic, "directory": order.directory, "format": order.file_format, "table_id": remembered.table_id, "shortened": shortened}
         file_io.replace_file(self._path(order.topic_id), orjson.dumps(document))
 
     def remembered(self) -> set[TopicId]:
@@ -105,6 +105,7 @@ class TableState:
         shown = shown or {}
         self.last_commit_wall_ms = int(shown.get("last_commit_ms") or 0)
         self.version = -1
+        self.metadata: list[str] = list(shown.get("metadata", ()))
         self.lost: list[str] = [str(each) for each in shown.get("lost", ())]
         self.counts = {name: int(shown.get(name, 0)) for name in COUNTS}
         self._seen: dict[int, tuple[int, int]] = {}
@@ -139,6 +140,7 @@ class TableState:
         self.positions.update(result.positions)
         self.scanned = dict(result.positions)
         self.version = result.version
+        self.metadata = list(result.metadata)
         self._damage_since = {(each.partition, each.start): self._damage_since.get((each.partition, each.start), now_ms) for each in result.damaged}
         waiting = [f"{each}; waiting {REPAIR_MS // 60_000} minutes for a repair" for each in result.damaged]
         self.problem = "; ".join([*result.problems, *waiting])
@@ -180,6 +182,7 @@ class TableState:
             "topic_id": str(self.order.topic_id),
             "format": self.order.file_format,
             "directory": self.order.directory,
+            "metadata": self.metadata,
             "state": "failing" if problem else "ok" if self.version >= 0 else "empty",
             "problem": problem,
             "failing": int(bool(problem) and not self.is_conflict),

@@ -28,6 +28,7 @@ BAD = "_bad"
 TOPIC_ID_KEY = "millrace.topic.id"
 LOST_KEY = "millrace.lost"
 LOST_SHOWN_MAX = 100
+PROPERTIES_BYTES_MAX = 1 << 16
 SMALL_BYTES, COMPACTED_BYTES = 32 << 20, 128 << 20
 Step = Callable[[str], None]
 """Called before each step of an append, for tests that end the process there."""
@@ -106,6 +107,23 @@ def has_metadata(directory: str) -> bool:
         return any(name.endswith(".metadata.json") for name in os.listdir(f"{directory}/{ICEBERG_METADATA}"))
     except OSError:
         return False
+
+
+def read_properties(path: str) -> dict[str, str]:
+    """Return the lines NAME=VALUE of the file `tables.properties.file`. Raises TableTrouble."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if mode & 0o077:
+                raise TableTrouble(f"other users may read {path} (mode {mode & 0o777:04o}), which has credentials; run chmod 600 {path}")
+            lines = [line.strip() for line in file.read(PROPERTIES_BYTES_MAX).splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        words = (error.strerror or str(error)).lower() if isinstance(error, OSError) else "it is no UTF-8"
+        raise TableTrouble(f"could not read {path} (tables.properties.file): {words}") from error
+    pairs = [line.partition("=") for line in lines if line and not line.startswith("#")]
+    if wrong := [number for number, (name, equals, _) in enumerate(pairs, 1) if not name.strip() or not equals]:
+        raise TableTrouble(f"{path} (tables.properties.file): write lines NAME=VALUE, and # before others (property {wrong[0]})")
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 class TopicTable(ABC):

@@ -41,7 +41,7 @@ def test_there_are_kafkas_thirty_six_configs_and_an_internal_one_and_their_defau
         ("compression.gzip.level", ["-1", "1", "9"], ["0", "10"]),
         ("leader.replication.throttled.replicas", ["*", "0:1,1:2", ""], ["0", "a:b"]),
         ("remote.storage.enable", ["false"], ["true"]),
-        ("millrace.table.format", ["delta", "none"], ["iceberg", ""]),
+        ("millrace.table.format", ["delta", "iceberg", "none"], ["hudi", ""]),
         ("millrace.table.location", ["", "/srv/tables"], ["tables", "/srv/../etc", "/srv/tables/", "//srv", "/srv/a\nb"]),
     ],
 )

@@ -137,7 +137,7 @@ extras_of run; extras_of pipeline; extras_of test
 mkdir -p "$VENV/lib/python3.11/site-packages/pyspark/sql"
 extras_of run
 """
-    assert run_functions(tmp_path, code).lines == ["pipeline delta query postgresql", "test", "pipeline delta query postgresql"]
+    assert run_functions(tmp_path, code).lines == ["pipeline delta iceberg query postgresql", "test", "pipeline delta iceberg query postgresql"]
 
 
 def test_maven_runs_by_the_java_of_pypi_where_there_is_no_other(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from appliance.base.errors import ConfigurationProblems
 from appliance.pipeline.spark_session import runs_spark, spark_java_home
 from lab.running_box import ROOT
 
-HEAVY = ("pyspark", "py4j", "pyarrow", "numpy", "pandas", "deltalake", "appliance.pipeline")
+HEAVY = ("pyspark", "py4j", "pyarrow", "numpy", "pandas", "deltalake", "pyiceberg", "sqlalchemy", "appliance.pipeline")
 
 
 def java_at(home: Path, release: str) -> Path:

@@ -82,7 +82,9 @@ def test_the_tabler_writes_to_the_locations_of_tables_alone_and_exists_only_wher
     tabler = drop_ins["millrace-tabler.service.d/20-settings.conf"]
     assert "ReadWritePaths=-/srv/state/tables -/srv/tables -/data/more\nNoExecPaths=-/srv/state/tables -/srv/tables -/data/more\n" in tabler
     assert "Wants=millrace-tabler.service\n" in drop_ins["millrace.target.d/20-settings.conf"]
-    assert "PrivateNetwork=yes" in sections(SYSTEMD / "millrace-tabler.service")["[Service]"]
+    assert "PrivateNetwork=yes" in sections(SYSTEMD / "millrace-tabler.service")["[Service]"] and "PrivateNetwork" not in tabler
+    catalog = box._replace(settings=box.settings | {"tables.properties.file": "/srv/state/tables.properties"})
+    assert "PrivateNetwork=no\n" in plan(catalog)["millrace-tabler.service.d/20-settings.conf"] and settings_mark(catalog) != settings_mark(box)
     assert "millrace-tabler.service.d/20-settings.conf" not in plan(make_box()) and settings_mark(box) != settings_mark(make_box())
 
 

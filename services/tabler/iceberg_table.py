@@ -1,0 +1,470 @@
+"""One Iceberg table: open, create, append. Owned by one run; all of the format and the catalog is done by `pyiceberg`.
+
+An append is: Parquet files in `_millrace_staging`, synced; renamed into `data/`; manifests, synced; one commit in the catalog of a snapshot whose
+summary has the offsets of all partitions (`millrace.offsets`). The commit requires that the snapshot before it is the one that was opened, so
+two writers never both succeed; if the other one moved no offset of our partitions, the same files are committed behind it. pyiceberg's
+own repetitions are off: they would add the files behind a writer that had the same records.
+
+Files with rows of one hour each go into the partition of that hour; a commit of more hours than `HOURS_MAX` (a backfill) goes into the table
+without partitions, as the format allows. Weak: the default catalog, SQLite in the state directory, is known to this box alone.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchNamespaceError, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import (
+    ArrowScan,
+    PyArrowFile,
+    PyArrowFileIO,
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    match_metrics_mode,
+    parquet_path_to_id_mapping,
+)  # fmt: skip
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.transforms import HourTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DoubleType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+)  # fmt: skip
+from requests import RequestException
+from sqlalchemy.exc import SQLAlchemyError
+
+from appliance.base.errors import MillraceError
+from appliance.base.model import TopicId
+from appliance.storage import file_io
+from services.tabler.iceberg_upkeep import expire, file_uri, groups
+from services.tabler.table_rules import MissingRange
+from services.tabler.topic_table import (
+    BAD,
+    LOST_KEY,
+    LOST_SHOWN_MAX,
+    SMALL_BYTES,
+    TOPIC_ID_KEY,
+    Step,
+    TableConflict,
+    TableFile,
+    TableTrouble,
+    TopicTable,
+    trouble,
+)  # fmt: skip
+
+OFFSETS_KEY = "millrace.offsets"
+NAMESPACE_KEY, NAMESPACE = "namespace", "millrace"
+HOUR = "timestamp_hour"
+COMMIT_TRIES = 5
+PROPERTIES = {
+    "format-version": "2",
+    "write.parquet.compression-codec": "zstd",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "100",
+}
+_SIMPLE: dict[pa.DataType, IcebergType] = {
+    pa.bool_(): BooleanType(),
+    pa.int32(): IntegerType(),
+    pa.int64(): LongType(),
+    pa.float64(): DoubleType(),
+    pa.string(): StringType(),
+    pa.binary(): BinaryType(),
+    pa.timestamp("us", "UTC"): TimestamptzType(),
+}
+_ARROW = {kind: arrow for arrow, kind in _SIMPLE.items()}
+
+
+class IcebergTopicTable(TopicTable):
+    """The table of one topic, NAMESPACE.TOPIC in the catalog; that of its bad records is NAMESPACE_bad.TOPIC."""
+
+    by_hour = True
+
+    def __init__(self, directory: str, topic: str, topic_id: TopicId, writer: str, properties: Mapping[str, str]) -> None:
+        """`properties` are pyiceberg's, of the catalog."""
+        super().__init__(directory, topic, topic_id, writer)
+        self._properties = dict(properties)
+        namespace = self._properties.pop(NAMESPACE_KEY, NAMESPACE)
+        self._namespace = f"{namespace}_bad" if directory.endswith(f"/{BAD}") else namespace
+        self._catalog: Catalog | None = None
+        self._predicted: dict[str, int] = {}
+
+    @property
+    def table_id(self) -> str:
+        return str(self._table.metadata.table_uuid)
+
+    @property
+    def version(self) -> int:
+        return int(self._table.metadata.last_sequence_number)
+
+    @property
+    def metadata_file(self) -> str:
+        return str(self._table.metadata_location).removeprefix("file://") if self.exists else ""
+
+    @property
+    def _data(self) -> str:
+        return f"{self._directory}/data"
+
+    @property
+    def _name(self) -> tuple[str, str]:
+        return self._namespace, self._topic
+
+    @property
+    def _is_own_catalog(self) -> bool:
+        return self._properties.get("uri", "").startswith("sqlite:")
+
+    def _opened(self) -> Catalog:
+        if self._catalog is None:
+            self._catalog = load_catalog("millrace", **{"py-io-impl": f"{SyncedFileIO.__module__}.{SyncedFileIO.__name__}", **self._properties})
+        return self._catalog
+
+    def close(self) -> None:
+        if self._catalog is not None:
+            self._catalog.close()
+
+    @contextmanager
+    def _trouble(self, action: str) -> Iterator[None]:
+        """Turn what the library raises into TableTrouble: it has no class of its own for it."""
+        try:
+            with trouble(action, self._directory, (SQLAlchemyError, ValueError)):
+                yield
+        except MillraceError:
+            raise
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] != "pyiceberg":
+                raise
+            words = " ".join(str(error).split())[:500]
+            raise TableTrouble(f"could not {action} {self._directory}: {type(error).__name__}: {words}") from error
+
+    def open(self, expected_id: str) -> None:
+        with self._trouble("open the table"):
+            self.check_link()
+            try:
+                self._table = self._opened().load_table(self._name)
+            except (NoSuchTableError, NoSuchNamespaceError):
+                if expected_id:
+                    raise TableTrouble(f"the catalog has no table {'.'.join(self._name)} any more ({self._directory}); register it again there") from None
+                self._check_directory()
+            except FileNotFoundError:
+                if expected_id or os.path.isdir(self._directory):
+                    raise self.is_gone("iceberg") from None
+                self._opened().drop_table(self._name)  # it was ordered to begin anew; files are gone already
+            else:
+                self._check(expected_id)
+
+    def _check_directory(self) -> None:
+        try:
+            self.check_directory()
+        except TableTrouble as found:
+            raise TableTrouble(
+                f"{found}. If it is the table of another box, or of this one with another state directory: all need one catalog, see tables.properties.file"
+            ) from None
+
+    def _check(self, expected_id: str) -> None:
+        self.check_owner(self._table.properties.get(TOPIC_ID_KEY), expected_id)
+        if self._table.location() != file_uri(self._directory):
+            raise TableTrouble(f"the catalog has the table {'.'.join(self._name)} at {self._table.location()}, not in {self._directory}")
+        for field in self._table.spec().fields:
+            if field.name != HOUR or not isinstance(field.transform, HourTransform):
+                raise TableTrouble(f"the table {self._directory} was partitioned by {field.name}; a box writes tables by {HOUR} or without partitions")
+
+    def schema(self) -> pa.Schema:
+        return pa.schema([pa.field(field.name, arrow_of(field.field_type)) for field in self._table.schema().fields])
+
+    def file_schema(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns with their ids: new ones have those that the table will give them."""
+        known = self._table.schema() if self.exists else assign_fresh_schema_ids(iceberg_schema(schema))
+        last = self._table.metadata.last_column_id if self.exists else 0
+        fields = []
+        for field in schema:
+            found = known.find_field(field.name) if field.name in known.column_names else None
+            if found is None:
+                last += 1
+                found = NestedField(last, field.name, _SIMPLE[field.type], required=False)
+            self._predicted[field.name] = found.field_id
+            fields.append(with_ids(field, found))
+        return pa.schema(fields)
+
+    def offsets(self, partitions: Iterable[int]) -> dict[int, int]:
+        found = self._offsets() if self.exists else {}
+        return {partition: found[partition] for partition in partitions if partition in found}
+
+    def _offsets(self) -> dict[int, int]:
+        """Return the offsets of the newest snapshot that is ours: other programs may compact and delete."""
+        metadata = self._table.metadata
+        snapshot = metadata.current_snapshot()
+        has_snapshot = snapshot is not None
+        while snapshot is not None:
+            if snapshot.summary is not None and (text := snapshot.summary.additional_properties.get(OFFSETS_KEY)):
+                return _read_offsets(text)
+            snapshot = metadata.snapshot_by_id(snapshot.parent_snapshot_id) if snapshot.parent_snapshot_id is not None else None
+        # Another program made the last snapshot, and expired ours.
+        return _read_offsets(metadata.properties.get(OFFSETS_KEY, "{}")) if has_snapshot else {}
+
+    def create(self, schema: pa.Schema) -> None:
+        with self._trouble("create the table"):
+            fresh = assign_fresh_schema_ids(iceberg_schema(schema))
+            catalog = self._opened()
+            catalog.create_namespace_if_not_exists(self._namespace)
+            file_io.make_directories(f"{self._directory}/metadata")  # durable; the location itself is there
+            spec = PartitionSpec(PartitionField(fresh.find_field("timestamp").field_id, 1000, HourTransform(), HOUR))
+            owned = {TOPIC_ID_KEY: str(self._topic_id), **PROPERTIES}
+            try:
+                self._table = catalog.create_table(self._name, fresh, file_uri(self._directory), spec, properties=owned)
+            except TableAlreadyExistsError:
+                self._table = catalog.load_table(self._name)
+            self._check("")
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        with self._trouble("add columns to the table"), self._table.update_schema() as update:
+            for field in fields:
+                update.add_column((field.name,), _SIMPLE[field.type])
+
+    def append(self, files: Sequence[TableFile], offsets: Mapping[int, int], lost: Sequence[MissingRange], step: Step) -> None:
+        before = self.offsets(offsets)
+        with self._trouble("write to the table"):
+            try:
+                self._check_ids()
+                figures = self._place_all(files, step)
+                for tries in range(1, COMMIT_TRIES + 1):
+                    try:
+                        self._commit(files, figures, offsets, lost, step)
+                        break
+                    except CommitFailedException as failed:
+                        self._table.refresh()
+                        if (after := self.offsets(offsets)) != before:
+                            raise TableConflict(self.moved_words(before, after)) from failed
+                        if tries == COMMIT_TRIES:
+                            raise
+            except Exception as error:
+                if self._may_be_committed(files, error):
+                    raise
+                for file in files:
+                    with suppress(OSError):
+                        file_io.unlink_if_there(f"{self._data}/{file.name}")
+                raise
+            step("committed")
+
+    def _may_be_committed(self, files: Sequence[TableFile], error: Exception) -> bool:
+        """Return whether a catalog might still have, or take, a commit that failed: then its files stay, and the next run sees which offsets it has."""
+        if isinstance(error, (TableTrouble, CommitFailedException)):
+            return False
+        if isinstance(error, OSError) and not isinstance(error, RequestException):
+            return False  # of a file, before the catalog was asked
+        with suppress(Exception):
+            before = self._table.metadata.current_snapshot_id
+            self._table.refresh()
+            return not self._is_own_catalog or self._table.metadata.current_snapshot_id != before
+        return True
+
+    def _check_ids(self) -> None:
+        schema = self._table.schema()
+        for name, number in self._predicted.items():
+            if name not in schema.column_names or schema.find_field(name).field_id != number:
+                raise TableTrouble(f"the table {self._directory} was changed by another program at the same time; reading on from its offsets")
+
+    def _place_all(self, files: Sequence[TableFile], step: Step) -> list[os.stat_result]:
+        if not os.path.isdir(self._data):
+            file_io.make_directories(self._data)
+        return [self.place(file.name, self._data, step) for file in files]
+
+    def _commit(
+        self, files: Sequence[TableFile], figures: Sequence[os.stat_result], offsets: Mapping[int, int], lost: Sequence[MissingRange], step: Step
+    ) -> None:
+        self._set_spec(all(file.hour is not None for file in files))
+        text = orjson.dumps({str(partition): offset for partition, offset in {**self._offsets(), **offsets}.items()}).decode()
+        summary = {OFFSETS_KEY: text}
+        if lost:
+            summary[LOST_KEY] = orjson.dumps([list(each) for each in lost[:LOST_SHOWN_MAX]]).decode()
+        transaction = self._without_retries().transaction()
+        transaction.set_properties({OFFSETS_KEY: text})
+        with transaction.update_snapshot(summary).fast_append() as snapshot:
+            for file, figure in zip(files, figures):
+                snapshot.append_data_file(self._data_file(f"{self._data}/{file.name}", figure.st_size, file.hour))
+        step("commit")
+        transaction.commit_transaction()
+        self._table.refresh()
+
+    def _without_retries(self) -> Table:
+        """Return the table as opened, for one attempt to commit; the catalog's properties stay as they are."""
+        table: Table = self._table
+        properties = {**table.metadata.properties, "commit.retry.num-retries": "0"}
+        table.metadata = table.metadata.model_copy(update={"properties": properties})
+        return table
+
+    def _set_spec(self, by_hour: bool) -> None:
+        """Change whether new files are in partitions, if need be, in a commit of its own."""
+        if by_hour == bool(self._table.spec().fields):
+            return
+        with self._table.update_spec() as update:
+            if by_hour:
+                update.add_field("timestamp", HourTransform(), HOUR)
+            else:
+                update.remove_field(HOUR)
+        self._table.refresh()
+
+    def _data_file(self, path: str, size_bytes: int, hour: int | None) -> DataFile:
+        metadata = self._table.metadata
+        schema = metadata.schema()
+        footer = pq.read_metadata(path)
+        plan = compute_statistics_plan(schema, metadata.properties)
+        statistics = partial(data_file_statistics_from_parquet_metadata, footer, parquet_column_mapping=parquet_path_to_id_mapping(schema))
+        try:
+            found = statistics(stats_columns=plan).to_serialized_dict()
+        except (OverflowError, ValueError):  # a time without a calendar: no bounds for times
+            for field in schema.fields:
+                if isinstance(field.field_type, TimestamptzType):
+                    plan[field.field_id] = replace(plan[field.field_id], mode=match_metrics_mode("counts"))
+            found = statistics(stats_columns=plan).to_serialized_dict()
+        return DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=file_uri(path),
+            file_format=FileFormat.PARQUET,
+            partition=Record(hour) if metadata.spec().fields else Record(),
+            file_size_in_bytes=size_bytes,
+            sort_order_id=None,
+            spec_id=metadata.default_spec_id,
+            equality_ids=None,
+            key_metadata=None,
+            **found,
+        )
+
+    def compact(self, files_min: int) -> int:
+        """Merge files of the same hour. Only files of the partitioning that the table has now: pyiceberg commits no others together."""
+        with self._trouble("compact the table"):
+            tasks = [task for task in self._table.scan().plan_files() if task.file.file_size_in_bytes < SMALL_BYTES and not task.delete_files]
+            tasks = [task for task in tasks if task.file.spec_id == self._table.metadata.default_spec_id]
+            if len(tasks) < files_min:
+                return 0
+            merged = self._merge(groups(tasks)) if tasks else 0
+            expire(self._table, self._data, self._writer)
+            self._table.refresh()
+            return merged
+
+    def _merge(self, found: Sequence[Sequence[FileScanTask]]) -> int:
+        if not found:
+            return 0
+        paths: list[str] = []
+        snapshot = self._table.metadata.current_snapshot()
+        assert snapshot is not None
+        transaction = self._without_retries().transaction()
+        try:
+            with transaction.update_snapshot({OFFSETS_KEY: orjson.dumps({str(p): o for p, o in self._offsets().items()}).decode()}).overwrite() as update:
+                for number, tasks in enumerate(found):
+                    paths.append(f"{self._data}/part-{self._writer}-{snapshot.snapshot_id}-{number}-merged.zstd.parquet")
+                    hour = tasks[0].file.partition[0] if self._table.spec().fields else None
+                    update.append_data_file(self._data_file(paths[-1], self._rewrite(tasks, paths[-1]), hour))
+                    for task in tasks:
+                        update.delete_data_file(task.file)
+            transaction.commit_transaction()
+            self._table.refresh()
+        except Exception as error:
+            if not self._may_be_committed((), error):
+                for path in paths:
+                    with suppress(OSError):
+                        file_io.unlink_if_there(path)
+            raise
+        return sum(map(len, found))
+
+    def _rewrite(self, tasks: Sequence[FileScanTask], path: str) -> int:
+        """Write the rows of small files into one, a batch at a time; return its size in bytes."""
+        schema = self.file_schema(self.schema())
+        scan = ArrowScan(self._table.metadata, self._table.io, self._table.schema(), AlwaysTrue())
+        with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+            for task in tasks:
+                for batch in scan.to_record_batches([task]):
+                    writer.write_table(pa.Table.from_batches([batch]).cast(schema))
+        file_io.sync_path(path)
+        file_io.fsync_directory(self._data)
+        return file_io.stat(path).st_size
+
+
+def iceberg_schema(schema: pa.Schema) -> Schema:
+    """Return the columns as Iceberg has them, with ids that are to be assigned."""
+    return Schema(*(NestedField(number, field.name, _iceberg_type(field.type), required=False) for number, field in enumerate(schema, 1)))
+
+
+def _iceberg_type(kind: pa.DataType) -> IcebergType:
+    if pa.types.is_list(kind):
+        return ListType(element_id=-1, element_type=_iceberg_type(kind.value_type), element_required=False)
+    if pa.types.is_struct(kind):
+        return StructType(*(NestedField(-1, field.name, _iceberg_type(field.type), required=False) for field in kind))
+    return _SIMPLE[kind]
+
+
+def arrow_of(kind: IcebergType) -> pa.DataType:
+    """Return a type as rows have it; null for one that no row of ours has."""
+    if isinstance(kind, ListType):
+        return pa.list_(pa.field("element", arrow_of(kind.element_type)))
+    if isinstance(kind, StructType):
+        return pa.struct([pa.field(field.name, arrow_of(field.field_type)) for field in kind.fields])
+    return _ARROW.get(kind, pa.null())
+
+
+def with_ids(field: pa.Field, known: NestedField) -> pa.Field:
+    """Return a column as Parquet has it, with the ids by which Iceberg's readers find it."""
+    kind, of = field.type, known.field_type
+    if isinstance(of, ListType):
+        kind = pa.list_(with_ids(pa.field("element", kind.value_type), of.element_field))
+    elif isinstance(of, StructType):
+        kind = pa.struct([with_ids(each, found) for each, found in zip(kind, of.fields)])
+    return pa.field(field.name, kind, metadata={"PARQUET:field_id": str(known.field_id)})
+
+
+def _read_offsets(text: str) -> dict[int, int]:
+    return {int(partition): int(offset) for partition, offset in orjson.loads(text).items()}
+
+
+class SyncedFileIO(PyArrowFileIO):
+    """Syncs metadata on a local file system before the catalog has it."""
+
+    def new_output(self, location: str) -> PyArrowFile:
+        output = super().new_output(location)
+        return output if "://" in location and not location.startswith("file:") else _SyncedFile(output, self.parse_location(location)[2])
+
+
+class _SyncedFile(PyArrowFile):
+    def __init__(self, output: PyArrowFile, path: str) -> None:
+        vars(self).update(vars(output))
+        self._local = path
+
+    def create(self, overwrite: bool = False) -> Any:
+        file_io.make_directories(os.path.dirname(self._local))
+        return _SyncedStream(self._local, overwrite)
+
+
+class _SyncedStream(io.BufferedWriter):
+    def __init__(self, path: str, overwrite: bool) -> None:
+        super().__init__(open(path, "wb" if overwrite else "xb", buffering=0))
+        self._path = path
+
+    def close(self) -> None:
+        if not self.closed:
+            try:
+                self.flush()
+                file_io.sync_all(self.fileno())
+            finally:
+                super().close()
+            file_io.fsync_directory(os.path.dirname(self._path))
