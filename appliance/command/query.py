@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from appliance.base.terminal_text import terminal_json
 from appliance.command.failures import PartlyDone, UsageProblem
@@ -58,8 +58,9 @@ def query(
     if as_json and as_csv:
         raise UsageProblem("--json and --csv exclude each other")
     tables = read_tables(data, config)
-    topics = {str(table["topic"]): str(table["directory"]) for table in tables}
-    directories = topics | {f"{topic}/_bad": f"{directory}/_bad" for topic, directory in topics.items()}
+    topics = {str(table["topic"]): table for table in tables}
+    directories = {topic: metadata_of(table, 0) or str(table["directory"]) for topic, table in topics.items()}
+    directories |= {f"{topic}/_bad": metadata_of(table, 1) or f"{table['directory']}/_bad" for topic, table in topics.items()}
     text = sys.stdin.read() if sql == "-" else sql
     with pipeline_extra(fetches=False):  # Spark would come with it
         from appliance.pipeline.table_query import QueryFailed, QueryRefused, TableQuery
@@ -77,14 +78,22 @@ def query(
     except QueryFailed as failed:
         if str(failed).startswith("Out of Memory"):
             raise QueryFailed(f"{failed}\n\nIt has {memory} MiB: more with --memory MIB") from failed
-        for table in tables:
-            if f"could not open the table {table['directory']}:" in str(failed) and not os.path.isdir(f"{table['directory']}/_delta_log"):
+        for topic, table in topics.items():
+            path = directories[topic]
+            log = path if metadata_of(table, 0) else f"{path}/_delta_log"
+            if f"could not open the table {path}:" in str(failed) and not os.path.exists(log):
                 why = "its directory is gone; mount it, or bring it back" if table.get("last_commit_ms") else "it has no commit yet"
                 raise QueryFailed(f"could not open the table {table['directory']}: {why} (millrace table list)") from failed
         if "Table with name" not in str(failed):
             raise
         known = ", ".join(sorted(topics)[:NAMED_MAX]) or "none"
         raise QueryFailed(f"{SUGGESTED.sub('', str(failed))}\n\nTables of this box: {known} (millrace table list)") from failed
+
+
+def metadata_of(table: dict[str, Any], number: int) -> str:
+    """Return the file by which an Iceberg table, or that of its bad records, is read; "" if there is none."""
+    found = table.get("metadata") or ("", "")
+    return str(found[number])
 
 
 class RunningQuery:

@@ -1,8 +1,8 @@
-"""SQL over Delta tables by DuckDB, each a view that has the name of its topic.
+"""SQL over tables of Delta and Iceberg by DuckDB, each a view that has the name of its topic.
 
 DuckDB itself reads and writes no file: external access and its local file system are off, and settings are locked. Tables come through
-deltalake as Arrow datasets, which take columns and filters, so that files and row groups that cannot match are not read; a file is left out
-only by bounds of `partition`, `offset` and `timestamp` that Delta's log has. Every value becomes
+deltalake or pyiceberg as Arrow datasets, which take columns and filters, so that files and row groups that cannot match are not read; a file is left out
+only by bounds of `partition`, `offset` and `timestamp` that the table has of it. Every value becomes
 text in DuckDB: a record's time may be any number, and Python's has no year 100,000. Weak: `memory_bytes` bounds DuckDB's memory, not what
 Arrow reads ahead of it.
 """
@@ -18,6 +18,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.fs as fs
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
@@ -30,6 +31,8 @@ _NUMBERS = frozenset(
 _NESTED = frozenset(("list", "struct", "map", "array", "union"))
 _BOUNDED = ("partition", "offset", "timestamp")
 _NAMED_MAX = 50
+_PARQUET = ds.ParquetFileFormat()
+ICEBERG_METADATA = ".metadata.json"
 _READING = frozenset((duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN))
 
 
@@ -51,7 +54,7 @@ class ResultColumn(NamedTuple):
 
 
 class TableQuery:
-    """One connection. `directories` are those of the tables, by topic."""
+    """One connection. `directories` are those of the tables, by topic; of an Iceberg table its last metadata file."""
 
     def __init__(self, directories: Mapping[str, str], memory_bytes: int, threads: int) -> None:
         self._directories = directories
@@ -106,10 +109,10 @@ class TableQuery:
             if (other := found.setdefault(topic.lower(), topic)) != topic and is_sure:
                 raise QueryRefused(f"tables {other} and {topic} differ by capitals only, which SQL does not see; query one of them at a time")
             try:
-                dataset = _files(DeltaTable(self._directories[topic]))
+                dataset = open_files(self._directories[topic])
                 self._connection.register(name, dataset)
                 self._columns[name] = dataset.schema.names
-            except (DeltaError, OSError, pa.ArrowException) as error:
+            except (DeltaError, OSError, ImportError, pa.ArrowException) as error:
                 if is_sure:
                     raise QueryFailed(f"could not open the table {self._directories[topic]}: {error}") from error
 
@@ -129,6 +132,38 @@ class TableQuery:
         if len(alike) > 1:
             raise QueryRefused(f"tables {' and '.join(sorted(alike))} differ by capitals only; write the name as one of them is written")
         return alike[0] if alike else None
+
+
+def open_files(path: str) -> ds.FileSystemDataset:
+    """Return the files of a table. Raises DeltaError, OSError, ImportError."""
+    return _iceberg_files(path) if path.endswith(ICEBERG_METADATA) else _files(DeltaTable(path))
+
+
+def _iceberg_files(path: str) -> ds.FileSystemDataset:
+    """Return the files of an Iceberg table, each with what its manifests say of the columns of `_BOUNDED`."""
+    from pyiceberg.conversions import from_bytes
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+    from pyiceberg.table import StaticTable
+    from pyiceberg.types import PrimitiveType
+
+    table = StaticTable.from_metadata(path)
+    schema = schema_to_pyarrow(table.schema(), include_field_ids=False)
+    kinds = {field.name: (field.field_id, field.field_type) for field in table.schema().fields}
+    known = [(schema.field(name), *kinds[name]) for name in _BOUNDED if name in kinds]
+    fragments = []
+    for task in table.scan().plan_files():
+        if task.delete_files:
+            raise DeltaError("another program deleted rows of it by files of their own; query it by a program that reads Iceberg")
+        within = None
+        for field, number, kind in known:
+            low, high = (bounds.get(number) for bounds in (task.file.lower_bounds or {}, task.file.upper_bounds or {}))
+            if not isinstance(kind, PrimitiveType) or low is None or high is None or (task.file.null_value_counts or {}).get(number) != 0:
+                continue
+            one, other = (pa.scalar(from_bytes(kind, bound), field.type) for bound in (low, high))
+            bounds = (ds.field(field.name) >= one) & (ds.field(field.name) <= other)
+            within = bounds if within is None else within & bounds
+        fragments.append(_PARQUET.make_fragment(task.file.file_path.removeprefix("file://"), fs.LocalFileSystem(), within))
+    return ds.FileSystemDataset(fragments, schema, _PARQUET, fs.LocalFileSystem())
 
 
 def _files(table: DeltaTable) -> ds.FileSystemDataset:

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 from click.testing import Result
 from deltalake import DeltaTable, write_deltalake
+from pyiceberg.catalog.sql import SqlCatalog
 from typer.testing import CliRunner
 
 from appliance.base.errors import ConfigurationProblems
@@ -57,11 +59,30 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def iceberg(directory: Path) -> str:
+    """Write an Iceberg table of two files; return the path of its metadata."""
+    catalog = SqlCatalog("test", uri=f"sqlite:///{directory}/catalog.db")
+    catalog.create_namespace("ours")
+    times = [pa.array(range(first, first + 10), pa.timestamp("us", "UTC")) for first in (0, 10)]
+    parts = [records(first, 10).set_column(2, "timestamp", at) for first, at in zip((0, 10), times)]
+    table = catalog.create_table(("ours", "frozen"), parts[0].schema, f"file://{directory}/frozen")
+    for part in parts:
+        table.append(part)
+    catalog.close()
+    return table.metadata_location.removeprefix("file://")
+
+
+@pytest.fixture(scope="module")
+def iceberg_metadata(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return iceberg(tmp_path_factory.mktemp("iceberg"))
+
+
 @pytest.fixture
-def ask(tables: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
+def ask(tables: Path, iceberg_metadata: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
     with scratch_layout() as layout:
         shown = [{"topic": topic, "directory": str(tables / topic)} for topic in (*TOPICS, "gone", "new")]
         shown[-2]["last_commit_ms"] = "1"
+        shown.append({"topic": "frozen", "directory": str(tables / "frozen"), "metadata": [iceberg_metadata, ""], "last_commit_ms": 1})
         Path(layout.tables_file).write_text(json.dumps({"tables": shown}))
         monkeypatch.setattr(table_command, "find_running_box", lambda _data, _config: FoundBox(layout, json.loads(make_box().to_json())))
         app = typer.Typer()
@@ -91,6 +112,18 @@ def test_rows_are_what_was_written(ask: Ask) -> None:
 
 
 @pytest.mark.slow
+def test_an_iceberg_table_is_read_by_its_metadata_without_files_that_cannot_match(ask: Ask, iceberg_metadata: str) -> None:
+    found = rows(ask("select * from frozen order by 2", "--json"))
+    assert [(row["offset"], row["value"]) for row in found[:3]] == [(0, "line 0"), (1, "\\xFF1"), (2, "line 2")] and len(found) == 20
+    assert found[0]["headers"] == [{"key": "k", "value": "v"}]
+    files = (Path(iceberg_metadata).parent.parent / "data").glob("*.parquet")
+    (second,) = [path for path in files if pq.read_table(path).column("offset")[0].as_py() == 10]
+    second.rename(f"{second}.away")
+    assert len(rows(ask("select * from frozen where \"offset\" < 10 and timestamp < '1970-01-01'::timestamptz + interval 1 second", "--json"))) == 10
+    Path(f"{second}.away").rename(second)
+
+
+@pytest.mark.slow
 def test_output_is_bounded_unless_a_program_reads_it(ask: Ask) -> None:
     shown = ask("from logs", "--max", "3")
     assert len(shown.stdout.splitlines()) == 4 and "the first 3 rows" in shown.stderr
@@ -108,7 +141,7 @@ def test_names_that_cannot_be_meant_are_said(ask: Ask) -> None:
     for sql, words in (
         ('select * from "LOGS2"', "differ by capitals only"),
         ('select * from "Logs2" a, "logs2" b', "differ by capitals only"),
-        ("select * from nothing", "Tables of this box: Logs2, a.b-c, gone, logs, logs2, new, select"),
+        ("select * from nothing", "Tables of this box: Logs2, a.b-c, frozen, gone, logs, logs2, new, select"),
         ("select * from gone", "gone: its directory is gone; mount it, or bring it back (millrace table list)"),
         ("select * from new", "new: it has no commit yet (millrace table list)"),
         ("select * from logs; select 1", "write one query"),
