@@ -52,7 +52,8 @@ def test_where_no_java_runs_spark_the_error_says_what_to_install(tmp_path: Path,
 @pytest.mark.slow
 def test_the_command_and_the_processes_of_a_box_import_nothing_of_the_pipeline() -> None:
     """Except a search, which is a process of its own for as long as it lasts, and the runs of the tabler, which imports them for its first table."""
-    runs = ("services.search", *(f"services.tabler.{name}" for name in ("delta_table", "json_columns", "table_columns", "table_run", "topic_table")))
+    tabler = ("delta_table", "iceberg_", "json_columns", "table_columns", "table_run", "topic_table")
+    runs = ("services.search", *(f"services.tabler.{name}" for name in tabler))
     program = (
         "import importlib, pkgutil, sys, services, appliance.command.main as command\n"
         "command.build_app()\n"

@@ -314,7 +314,7 @@ def test_properties_with_credentials_are_read_from_a_file_that_others_cannot_rea
     with pytest.raises(TableTrouble, match="no such file"):
         read_properties(str(path))
     path.write_text("# the catalog\nuri = https://iceberg.example?a=b\n\ntoken=x y\n")
-    with pytest.raises(TableTrouble, match="other users may read .*; run chmod 600"):
+    with pytest.raises(TableTrouble, match="other users may read"):
         read_properties(str(path))
     path.chmod(0o600)
     assert read_properties(str(path)) == {"uri": "https://iceberg.example?a=b", "token": "x y"}
