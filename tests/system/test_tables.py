@@ -1,4 +1,4 @@
-"""A real box keeps topics as tables: what deltalake reads equals what was acknowledged to producers, whatever is killed."""
+"""A real box keeps topics as tables: what deltalake and pyiceberg read equals what was acknowledged to producers, whatever is killed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 from deltalake import DeltaTable
+from pyiceberg.table import StaticTable
 
 from lab.real_zookeeper import RealZooKeeper
 from lab.running_box import RunningBox, environment, eventually, start_box
@@ -50,8 +51,8 @@ def alter(box: RunningBox, topic: str, **configs: str) -> None:
     admin.incremental_alter_configs([resource])[resource].result(30)
 
 
-def create(box: RunningBox, topic: str, location: Path | None, schema: str = "records") -> None:
-    config = {"millrace.table.format": "delta", "millrace.table.location": str(location), "millrace.table.interval.ms": "1000"} if location else {}
+def create(box: RunningBox, topic: str, location: Path | None, schema: str = "records", form: str = "delta") -> None:
+    config = {"millrace.table.format": form, "millrace.table.location": str(location), "millrace.table.interval.ms": "1000"} if location else {}
     config |= {"millrace.table.schema": schema} if location else {}
     admin = AdminClient({"bootstrap.servers": box.bootstrap})
     admin.create_topics([NewTopic(topic, 2, 1, config=config)])[topic].result(30)
@@ -130,6 +131,24 @@ def test_a_table_has_each_record_that_was_acknowledged_once_whatever_is_killed(b
     eventually(lambda: shown(box, "orders").get("lag") == 0, "the lag is gone", SECONDS)
     document = json.loads(millrace(box, "table", "describe", "orders", "--json"))
     assert (document["state"], document["lost_records"], document["problem"]) == ("ok", 0, "")
+
+
+def test_an_iceberg_table_has_each_record_once_whatever_is_killed(box: RunningBox, location: Path) -> None:
+    def found() -> list[dict[str, Any]]:
+        metadata = (shown(box, "frozen").get("metadata") or [""])[0]
+        return StaticTable.from_metadata(metadata).scan().to_arrow().to_pylist() if metadata else []
+
+    stored: Stored = {}
+    create(box, "frozen", location, form="iceberg")
+    for turn, end in enumerate(("", "commit", "abort", "")):
+        produce(box, "frozen", [b"%d %d" % (turn, number) for number in range(100)], stored, end)
+        if turn:
+            box.await_restart("tabler", box.kill("tabler"), SECONDS)
+    rows = eventually(lambda: len(read := found()) >= len(stored) and read, "all records are in the table", SECONDS)
+    assert sorted((row["partition"], row["offset"], row["value"]) for row in rows) == sorted((*place, value) for place, value in stored.items())
+    eventually(lambda: shown(box, "frozen").get("lag") == 0, "the lag is gone", SECONDS)
+    assert query(box, 'select "partition", count(*) as n from frozen group by 1 order by 1') == [{"partition": 0, "n": 150}, {"partition": 1, "n": 150}]
+    assert shown(box, "frozen")["problem"] == ""
 
 
 def test_lines_of_senders_have_columns(box: RunningBox, location: Path) -> None:
