@@ -24,9 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchNamespaceError, NoSuchTableError, TableAlreadyExistsError
-from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import (
-    ArrowScan,
     PyArrowFile,
     PyArrowFileIO,
     compute_statistics_plan,
@@ -76,6 +74,7 @@ from services.tabler.topic_table import (
 )  # fmt: skip
 
 OFFSETS_KEY = "millrace.offsets"
+FIELD_ID = b"PARQUET:field_id"
 NAMESPACE_KEY, NAMESPACE = "namespace", "millrace"
 HOUR = "timestamp_hour"
 COMMIT_TRIES = 5
@@ -355,7 +354,7 @@ class IcebergTopicTable(TopicTable):
         """Merge files of the same hour. Only files of the partitioning that the table has now: pyiceberg commits no others together."""
         with self._trouble("compact the table"):
             tasks = [task for task in self._table.scan().plan_files() if task.file.file_size_in_bytes < SMALL_BYTES and not task.delete_files]
-            tasks = [task for task in tasks if task.file.spec_id == self._table.metadata.default_spec_id]
+            tasks = [task for task in tasks if task.file.spec_id == self._table.metadata.default_spec_id and "/part-" in task.file.file_path]  # ours
             if len(tasks) < files_min:
                 return 0
             merged = self._merge(groups(tasks)) if tasks else 0
@@ -389,13 +388,16 @@ class IcebergTopicTable(TopicTable):
         return sum(map(len, found))
 
     def _rewrite(self, tasks: Sequence[FileScanTask], path: str) -> int:
-        """Write the rows of small files into one, a batch at a time; return its size in bytes."""
+        """Write the rows of small files into one, a batch at a time; return its size in bytes. pyiceberg's scan makes null lists empty."""
         schema = self.file_schema(self.schema())
-        scan = ArrowScan(self._table.metadata, self._table.io, self._table.schema(), AlwaysTrue())
         with pq.ParquetWriter(path, schema, compression="zstd") as writer:
             for task in tasks:
-                for batch in scan.to_record_batches([task]):
-                    writer.write_table(pa.Table.from_batches([batch]).cast(schema))
+                with pq.ParquetFile(task.file.file_path.removeprefix("file://")) as file:
+                    there = {(field.metadata or {}).get(FIELD_ID): field.name for field in file.schema_arrow}
+                    for batch in file.iter_batches():
+                        found = ((there.get(field.metadata[FIELD_ID]), field.type) for field in schema)
+                        columns = [pa.nulls(len(batch), kind) if name is None else batch.column(name).cast(kind) for name, kind in found]
+                        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
         file_io.sync_path(path)
         file_io.fsync_directory(self._data)
         return file_io.stat(path).st_size
@@ -430,7 +432,7 @@ def with_ids(field: pa.Field, known: NestedField) -> pa.Field:
         kind = pa.list_(with_ids(pa.field("element", kind.value_type), of.element_field))
     elif isinstance(of, StructType):
         kind = pa.struct([with_ids(each, found) for each, found in zip(kind, of.fields)])
-    return pa.field(field.name, kind, metadata={"PARQUET:field_id": str(known.field_id)})
+    return pa.field(field.name, kind, metadata={FIELD_ID: str(known.field_id).encode()})
 
 
 def _read_offsets(text: str) -> dict[int, int]:
