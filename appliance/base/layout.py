@@ -120,6 +120,11 @@ class BoxLayout:
         return f"{self.runtime_directory}/credential-image"
 
     @property
+    def token_image_file(self) -> str:
+        """The delegation tokens, beside the security image."""
+        return f"{self.runtime_directory}/token-image"
+
+    @property
     def quota_image_file(self) -> str:
         """The client quotas, beside the security image."""
         return f"{self.runtime_directory}/quota-image"

@@ -104,6 +104,18 @@ _SASL_ROWS = (
         INT64_MAX,
     ),
     SettingRow(
+        "delegation.token.secret.key.file",
+        "",
+        "",
+        "file with the secret that delegation tokens are made from, in its first line, the same on all boxes (Kafka: delegation.token.secret.key); empty: none",
+        "",
+    ),
+    SettingRow("delegation.token.max.lifetime.ms", 7 * 24 * HOUR, "ms", "no token is valid for longer, however often it is renewed", "", 1, INT64_MAX),
+    SettingRow("delegation.token.expiry.time.ms", 24 * HOUR, "ms", "a token is valid for this time, unless it is renewed", "", 1, INT64_MAX),
+    SettingRow(
+        "delegation.token.expiry.check.interval.ms", HOUR, "ms", "expired tokens are removed this often; they cannot be used before that", "", 1_000, INT64_MAX
+    ),
+    SettingRow(
         "connection.failed.authentication.delay.ms",
         100,
         "ms",

@@ -47,9 +47,9 @@ class PeerLogin(NamedTuple):
         client.check((yield client.respond(challenge)))
 
 
-def read_password(path: str) -> str:
+def read_password(path: str, setting: str = "inter.broker.password.file", what: str = "the password of inter.broker.user") -> str:
     """Return the first line of a file that not all users can read. Raises ValueError that does not contain it."""
-    where = f"inter.broker.password.file {path}"
+    where = f"{setting} {path}"
     try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), encoding="utf-8") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -61,5 +61,5 @@ def read_password(path: str) -> str:
     except OSError as error:
         raise ValueError(f"{where} could not be read: {error.strerror}") from None
     if not password:
-        raise ValueError(f"{where} is empty; write the password of inter.broker.user into its first line")
+        raise ValueError(f"{where} is empty; write {what} into its first line")
     return password

@@ -17,9 +17,11 @@ from typing import Final, NamedTuple
 
 import orjson
 
+from appliance.base.clock import SystemClock
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.cluster.security_image import SecurityImageUnreadable, pack_image, read_generation, unpack_image, write_private
+from appliance.cluster.token_image import TokenFollower
 from appliance.security.scram import ITERATIONS_MIN, ScramCredential, ScramMechanism, made_up_credential
 
 CREDENTIAL_MAGIC: Final = b"MRCI"
@@ -68,7 +70,8 @@ def read_credential_image(path: str) -> CredentialImage | None:
 class CredentialFollower:
     """Keeps the credentials of one acceptor at the newest image. An unreadable one leaves the last one in use."""
 
-    def __init__(self, layout: BoxLayout, log: Logger, random: Callable[[int], bytes] = os.urandom) -> None:
+    def __init__(self, layout: BoxLayout, log: Logger, random: Callable[[int], bytes] = os.urandom, wall_ms: Callable[[], int] = SystemClock.wall_ms) -> None:
+        self.tokens = TokenFollower(layout.token_image_file, log, wall_ms)
         self._path = layout.credential_image_file
         self._log = log
         self._image = CredentialImage(0, random(SECRET_BYTES))
@@ -79,7 +82,8 @@ class CredentialFollower:
         return self._image.generation > 0
 
     def load(self) -> None:
-        """Read the image, after any notification of the controller: only its header, if it is the one in use."""
+        """Read the image, after any notification of the controller: only its header, if it is the one in use. And that of tokens."""
+        self.tokens.load()
         if self.has_image and read_generation(self._path, CREDENTIAL_MAGIC) == self._image.generation:
             return
         try:

@@ -49,6 +49,10 @@ class ApiKey(IntEnum):
     DESCRIBE_LOG_DIRS = 35
     SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
+    CREATE_DELEGATION_TOKEN = 38
+    RENEW_DELEGATION_TOKEN = 39
+    EXPIRE_DELEGATION_TOKEN = 40
+    DESCRIBE_DELEGATION_TOKEN = 41
     DELETE_GROUPS = 42
     ELECT_LEADERS = 43
     INCREMENTAL_ALTER_CONFIGS = 44
@@ -139,6 +143,10 @@ CODED_APIS: Final[dict[int, Api]] = {
         Api(ApiKey.DESCRIBE_LOG_DIRS, "DescribeLogDirs", 0, 4, 2, "an offline or hung disk is KAFKA_STORAGE_ERROR"),
         Api(ApiKey.SASL_AUTHENTICATE, "SaslAuthenticate", 0, 2, 2, "SCRAM-SHA-256, SCRAM-SHA-512 and PLAIN"),
         Api(ApiKey.CREATE_PARTITIONS, "CreatePartitions", 0, 3, 2, ""),
+        Api(ApiKey.CREATE_DELEGATION_TOKEN, "CreateDelegationToken", 1, 3, 2, "DELEGATION_TOKEN_AUTH_DISABLED without delegation.token.secret.key.file"),
+        Api(ApiKey.RENEW_DELEGATION_TOKEN, "RenewDelegationToken", 1, 2, 2, "as CreateDelegationToken"),
+        Api(ApiKey.EXPIRE_DELEGATION_TOKEN, "ExpireDelegationToken", 1, 2, 2, "as CreateDelegationToken"),
+        Api(ApiKey.DESCRIBE_DELEGATION_TOKEN, "DescribeDelegationToken", 1, 3, 2, "as CreateDelegationToken"),
         Api(ApiKey.DELETE_GROUPS, "DeleteGroups", 0, 2, 2, ""),
         Api(ApiKey.ELECT_LEADERS, "ElectLeaders", 0, 2, 2, "preferred, and unclean by order"),
         Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, "IncrementalAlterConfigs", 0, 1, 1, "topics, groups; of a broker what can be altered while it runs"),

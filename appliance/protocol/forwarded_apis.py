@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from appliance.base.errors import ProtocolViolation
 from appliance.ipc.request_frames import unpack_kafka_request
-from appliance.protocol import acl_apis, cluster_apis, config_apis, log_dir_apis, quota_apis, reassignment_apis, sasl_apis, topic_apis
+from appliance.protocol import acl_apis, cluster_apis, config_apis, log_dir_apis, quota_apis, reassignment_apis, sasl_apis, token_apis, topic_apis
 from appliance.protocol import consumer_group_apis as newer
 from appliance.protocol import group_apis as groups
 from appliance.protocol import group_offset_apis as offsets
@@ -102,6 +102,10 @@ CONTROLLER_APIS: Final[dict[int, tuple[Message[Any], Message[Any]]]] = {
         sasl_apis.DESCRIBE_USER_SCRAM_CREDENTIALS_RESPONSE,
     ),
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: (sasl_apis.ALTER_USER_SCRAM_CREDENTIALS_REQUEST, sasl_apis.ALTER_USER_SCRAM_CREDENTIALS_RESPONSE),
+    ApiKey.CREATE_DELEGATION_TOKEN: (token_apis.CREATE_DELEGATION_TOKEN_REQUEST, token_apis.CREATE_DELEGATION_TOKEN_RESPONSE),
+    ApiKey.RENEW_DELEGATION_TOKEN: (token_apis.RENEW_DELEGATION_TOKEN_REQUEST, token_apis.RENEW_DELEGATION_TOKEN_RESPONSE),
+    ApiKey.EXPIRE_DELEGATION_TOKEN: (token_apis.EXPIRE_DELEGATION_TOKEN_REQUEST, token_apis.EXPIRE_DELEGATION_TOKEN_RESPONSE),
+    ApiKey.DESCRIBE_DELEGATION_TOKEN: (token_apis.DESCRIBE_DELEGATION_TOKEN_REQUEST, token_apis.DESCRIBE_DELEGATION_TOKEN_RESPONSE),
     ApiKey.UNREGISTER_BROKER: (cluster_apis.UNREGISTER_BROKER_REQUEST, cluster_apis.UNREGISTER_BROKER_RESPONSE),
 }
 

@@ -28,7 +28,15 @@ THROTTLE_SINCE: Final[dict[int, int]] = {
     ApiKey.OFFSET_FOR_LEADER_EPOCH: 2,
 }
 """Versions from which the throttle time is the first field. All other APIs have had it from the beginning, but for these:"""
-_LAST: Final = frozenset({ApiKey.PRODUCE})
+_LAST: Final = frozenset(
+    {
+        ApiKey.PRODUCE,
+        ApiKey.CREATE_DELEGATION_TOKEN,
+        ApiKey.RENEW_DELEGATION_TOKEN,
+        ApiKey.EXPIRE_DELEGATION_TOKEN,
+        ApiKey.DESCRIBE_DELEGATION_TOKEN,
+    }
+)
 """the throttle time is the last field (Produce 0 has none);"""
 _AFTER_ERROR: Final = frozenset({ApiKey.OFFSET_DELETE})
 """it comes after an error code;"""
@@ -45,14 +53,14 @@ _NONE: Final = frozenset(
 
 
 def with_throttle_time(api_key: int, version: int, start: bytes, throttle_ms: int) -> bytes:
-    """Return the first piece of a response frame, of Produce the whole frame, with this throttle time if its version has one."""
+    """Return the first piece of a response frame, or the whole frame where the time is last, with this throttle time if its version has one."""
     flexible = CODED_APIS[api_key].is_flexible(version)
     if api_key in _NONE:
         return start
     if api_key in _LAST:
-        # Behind it are tagged fields: an empty section is one byte. With others, which errors have, the time stays 0.
+        # Behind it are tagged fields: an empty section is one byte. With others, which errors of Produce have, the time stays 0.
         position = len(start) - INT32.size - flexible
-        if version == 0 or (flexible and start[-1] != 0) or start[position : position + INT32.size] != bytes(INT32.size):
+        if api_key == ApiKey.PRODUCE and (version == 0 or (flexible and start[-1] != 0) or start[position : position + INT32.size] != bytes(INT32.size)):
             return start
     else:
         if version < THROTTLE_SINCE.get(api_key, 0):

@@ -212,11 +212,12 @@ class ScramServer:
 class ScramClient:
     """The client's side of one exchange: `first`, then `respond`, then `check`."""
 
-    def __init__(self, mechanism: ScramMechanism, user: str, password: str, nonce: str) -> None:
+    def __init__(self, mechanism: ScramMechanism, user: str, password: str, nonce: str, by_token: bool = False) -> None:
+        """`by_token`: `user` is the id of a delegation token, and `password` its secret in Base64."""
         self._mechanism = mechanism
         self._password = password
         self._nonce = nonce
-        self._bare = f"n={escape_name(user)},r={nonce}"
+        self._bare = f"n={escape_name(user)},r={nonce}{',tokenauth=true' if by_token else ''}"
         self._server_signature = b""
         self.first = f"n,,{self._bare}".encode()
 

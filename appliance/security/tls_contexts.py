@@ -123,6 +123,11 @@ def file_problems(listeners: list[KafkaListener], settings: Mapping[str, Setting
             problems.append(f"inter.broker.password.file: there is no file {password}; write the password of inter.broker.user into it, mode 0640")
         elif (problem := network_user_problem(password)) is not None:
             problems.append(f"inter.broker.password.file: {problem}")
+    key = str(settings.get("delegation.token.secret.key.file", ""))
+    if key and not os.path.isfile(key):
+        problems.append(
+            f"delegation.token.secret.key.file: there is no file {key}; write a secret of random characters into it, mode 0600, the same on all boxes"
+        )
     return problems
 
 

@@ -27,13 +27,13 @@ from appliance.runtime.agent import ServiceContext
 from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.security.listeners import TokenSettings, may_use_console
 from appliance.security.oauth import KeysAbsent, TokenRefused
-from appliance.security.principals import ACTING, USER_TYPE, Principal
+from appliance.security.principals import ACTING, BY_TOKEN, USER_TYPE, Principal
 from appliance.security.scram import NONCE_BYTES
 from appliance.security.transport import WOULD_BLOCK
 from services.acceptor.closings import AUTHENTICATION_FAILED, AUTHENTICATION_OVERLOAD, CLIENT_LEFT
 from services.acceptor.connection import Connection, PendingReply
 from services.acceptor.listening_socket import ListeningSocket
-from services.acceptor.sasl_session import FRAME_BYTES_MAX, WRONG, CheckedLogin, PasswordCheck, SaslAnswer, SaslSession, TokenCheck, VerifyToken
+from services.acceptor.sasl_session import FRAME_BYTES_MAX, WRONG, CheckedLogin, PasswordCheck, SaslAnswer, SaslSession, SecretCheck, TokenCheck, VerifyToken
 from services.acceptor.token_keys import TokenKeys
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class WaitingCheck(NamedTuple):
 
     connection: Connection
     session: SaslSession
-    check: PasswordCheck | TokenCheck
+    check: PasswordCheck | TokenCheck | SecretCheck
     reply: PendingReply
 
 
@@ -172,7 +172,7 @@ class SaslConnections:
         self._close = close
         self._mark_dirty = mark_dirty
         self._update_interest = update_interest
-        self.credentials = CredentialFollower(context.layout, context.log)
+        self.credentials = CredentialFollower(context.layout, context.log, wall_ms=context.clock.wall_ms)
         self._delay_ns = context.box.integer("connection.failed.authentication.delay.ms") * 1_000_000
         self._delayed: deque[_Delayed] = deque()
         self._failed = FailedLogins(context.log)
@@ -319,23 +319,26 @@ class SaslConnections:
         self._authentications.add()
         connection.sasl = None
         connection.expires_ns = self._clock.monotonic_ns() + session.lifetime_ms * 1_000_000 if session.lifetime_ms else 0
+        flags = BY_TOKEN if session.by_token else 0
         if session.known is None:
             connection.mechanism = session.mechanism
-            if connection.listening.box_login is not None:
+            if connection.listening.box_login is not None and not session.by_token:
                 connection.is_box_user = (session.user, session.mechanism) == connection.listening.box_login
             connection.address = session.address or connection.address
-            connection.set_origin(connection.origin._replace(principal=Principal(USER_TYPE, session.user), flags=0))
+            connection.set_origin(connection.origin._replace(principal=Principal(USER_TYPE, session.user), flags=flags))
             if self.audit is not None and session.is_login:
                 self._audit_login(self.audit, connection, session)
             if connection.mechanism != ACTING:  # which is received like others already
                 self._on_authenticated(connection, session.buffer)
+        elif connection.origin.flags != flags:  # it has authenticated again by a password, or by a token
+            connection.set_origin(connection.origin._replace(flags=flags))
 
     def _audit_login(self, audit: AuditTrail, connection: Connection, session: SaslSession) -> None:
         """The console refuses a person without a role after the password was verified here: that is no login."""
         if session.mechanism == ACTING and not may_use_console(self._box, session.user):
             audit.login_failed(session.user, connection.address, connection.way, session.mechanism, WITHOUT_ROLE)
         else:
-            audit.login(connection, session.mechanism)
+            audit.login(connection, f"{session.mechanism} by delegation token" if session.by_token else session.mechanism)
 
     def do_work(self, now_ns: int) -> int:
         """Answer failed logins whose delay has passed, and close those that were answered."""

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from appliance.base.errors import ErrorCode, ProtocolViolation
 from appliance.cluster.credential_image import CredentialFollower
+from appliance.cluster.token_image import TokenFollower
 from appliance.protocol.api_versions import api_versions_problem, decode_api_versions, encode_api_versions_response, encode_unsupported_version
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.protocol.framing import RequestHeader, frame, parse_request_header
@@ -33,7 +34,17 @@ from appliance.protocol.wire import Buffer
 from appliance.security.listeners import PLAIN
 from appliance.security.oauth import INVALID_TOKEN, OAUTHBEARER, TokenRefused, read_bearer
 from appliance.security.principals import ACTING, LOCAL_NAMES, ActingFor
-from appliance.security.scram import NAME_MAX, SCRAM_MECHANISMS, ScramCredential, ScramFailed, ScramMechanism, ScramServer, read_client_first, read_plain
+from appliance.security.scram import (
+    NAME_MAX,
+    SCRAM_MECHANISMS,
+    ClientFirst,
+    ScramCredential,
+    ScramFailed,
+    ScramMechanism,
+    ScramServer,
+    read_client_first,
+    read_plain,
+)
 
 REQUESTS_MAX: Final = 16
 FRAME_BYTES_MAX: Final = 8 << 10
@@ -69,6 +80,21 @@ class PasswordCheck(NamedTuple):
         return CheckedLogin("" if self.credential.verifies(self.mechanism, self.password) else WRONG)
 
 
+class SecretCheck(NamedTuple):
+    """As `PasswordCheck`, for the first login with a delegation token: it derives what verifies the secret."""
+
+    tokens: TokenFollower
+    mechanism: ScramMechanism
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"SecretCheck({self.mechanism.label}, ***)"
+
+    def result(self) -> CheckedLogin:
+        self.tokens.derive(self.mechanism, self.secret)
+        return CheckedLogin()
+
+
 VerifyToken = Callable[[str], CheckedLogin]
 
 
@@ -96,7 +122,7 @@ class SaslAnswer(NamedTuple):
     is_done: bool = False
     failure: str | None = None
     """why it failed, for the log"""
-    check: PasswordCheck | TokenCheck | None = None
+    check: PasswordCheck | TokenCheck | SecretCheck | None = None
     refusal: str = ""
     """why a token is refused, for the log; the failure comes with the client's next message"""
 
@@ -106,6 +132,7 @@ class SaslSession:
 
     __slots__ = (
         "_checked",
+        "_client_first",
         "_credentials",
         "_is_raw",
         "_mechanisms",
@@ -117,6 +144,7 @@ class SaslSession:
         "address",
         "began_ns",
         "buffer",
+        "by_token",
         "is_login",
         "known",
         "lifetime_ms",
@@ -143,6 +171,10 @@ class SaslSession:
         self.refusal = ""
         """why its bearer token was refused"""
         self._scram: ScramServer | None = None
+        self._client_first: ClientFirst | None = None
+        """of a login with a delegation token"""
+        self.by_token = False
+        """whether it logs in with a delegation token"""
         self._tag = b""
         self.address = ""
         """of the person for whom the client acts"""
@@ -153,7 +185,7 @@ class SaslSession:
         self._checked: RequestHeader | None = None
         self.known = known
         self.lifetime_ms = lifetime_ms
-        """of what begins when it is done; 0: for ever. With OAUTHBEARER not longer than the token's"""
+        """of what begins when it is done; 0: for ever. With OAUTHBEARER or a delegation token not longer than the token's"""
         self.began_ns = began_ns
         self.buffer = b""
         """received, and no whole frame"""
@@ -187,6 +219,8 @@ class SaslSession:
     def on_checked(self, checked: CheckedLogin) -> SaslAnswer:
         """Return the answer to the token that was verified."""
         header, self._checked = self._checked, None
+        if self._client_first is not None:
+            return self._on_token_first(header, self._client_first)
         if self.mechanism != OAUTHBEARER:
             return self._failed(header, checked.reason) if checked.reason else self._done(header, self._tag)
         if not checked.reason:
@@ -269,11 +303,30 @@ class SaslSession:
         first = read_client_first(token)
         self.user = first.user
         if first.by_token:
-            return self._failed(header, "delegation tokens are not supported")
+            return self._on_token_first(header, first)
         if (refused := self._refused_user(header)) is not None:
             return refused
         mechanism = SCRAM_MECHANISMS[self.mechanism]
         credential, _is_known = self._credentials.credential(mechanism, first.user)
+        self._scram = ScramServer(mechanism, first, credential, self._random())
+        return SaslAnswer(self._response(header, self._scram.challenge, 0))
+
+    def _on_token_first(self, header: RequestHeader | None, first: ClientFirst) -> SaslAnswer:
+        """The user of a client with a delegation token is the token's id, and its owner from here on. Unknown ids need no made-up salt: they are random."""
+        tokens, mechanism = self._credentials.tokens, SCRAM_MECHANISMS[self.mechanism]
+        login = tokens.login(first.user)
+        if login is None:
+            return self._failed(header, "a delegation token that is unknown or has expired")
+        self.user, self.by_token = login.owner, True
+        if (refused := self._refused_user(header)) is not None:
+            return refused
+        if (credential := tokens.credential(mechanism, login.secret)) is None:
+            if self._client_first is not None:  # it was removed while it was derived
+                return self._failed(header, "a delegation token that is unknown or has expired")
+            self._client_first, self._checked = first, header or _RAW
+            return SaslAnswer(check=SecretCheck(tokens, mechanism, login.secret))
+        self.lifetime_ms = min(self.lifetime_ms or login.lifetime_ms, login.lifetime_ms)
+        self._client_first = None
         self._scram = ScramServer(mechanism, first, credential, self._random())
         return SaslAnswer(self._response(header, self._scram.challenge, 0))
 

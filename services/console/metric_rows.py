@@ -319,6 +319,7 @@ CONTROLLER = (
     gauge("controller_is_controller", "controller.is_controller", "1 on the box that has the controller's role."),
     counter("controller_acls_altered", "controller.acls_altered", "Access control entries that this box added or removed."),
     counter("controller_users_altered", "controller.users_altered", "SCRAM credentials that this box set or removed."),
+    counter("controller_tokens_altered", "controller.tokens_altered", "Delegation tokens that this box created, changed or removed."),
     counter("controller_late_state_writes", "controller.late_state_writes", "Writes that the disk of the state directory did not answer in time."),
     gauge("controller_restored", "controller.restored", "1: this box is older than the cluster remembers; it was restored from a copy."),
     counter("controller_quotas_altered", "controller.quotas_altered", "Client quotas that this box set or removed, by entity."),

@@ -27,6 +27,7 @@ from services.controller.admin.client_quotas import QuotaAdministration
 from services.controller.admin.cluster_administration import ClusterAdministration
 from services.controller.admin.move_administration import MoveAdministration
 from services.controller.admin.move_progress import MoveProgressFiles
+from services.controller.admin.tokens import TokenAdministration
 from services.controller.admin.users import UserAdministration
 from services.controller.box_replicas import BoxReplicas, DiskReports
 from services.controller.controller_server import ControllerServer
@@ -127,9 +128,12 @@ class ControllerAgent:
         self._acls = AclAdministration(shared, layout.security_image_file, lambda: self._server.on_published()) if has_authorizer else None
         self._users = UserAdministration(shared, layout.credential_image_file, lambda: scram_secret(box_session.access), lambda: self._server.on_published())
         self._quotas = QuotaAdministration(shared, layout.quota_image_file, lambda: self._server.on_published())
+        self._tokens = TokenAdministration(shared, box, layout.token_image_file, lambda: self._server.on_published())
         self._tree_guard = TreeGuard(box_session.access, box, self._runner, log)
         self._controlled_shutdown = ControlledShutdown(layout, shared, self._replicas.failover)
-        self._server = ControllerServer(context, shared, box_session, self._administration, self._moves, self._publisher, self._acls, self._users, self._quotas)
+        self._server = ControllerServer(
+            context, shared, box_session, self._administration, self._moves, self._publisher, self._acls, self._users, self._quotas, self._tokens
+        )
         self.session.start()
 
     def _make_counters(self) -> None:
@@ -157,6 +161,7 @@ class ControllerAgent:
             self._administration.reconsider()
             self._users.reconsider()
             self._quotas.reconsider()
+            self._tokens.reconsider()
             if self._acls is not None:
                 self._acls.reconsider()
         work += self._membership.keep_lease(self._replicas.bring_up.are_roles_sent)
@@ -169,6 +174,7 @@ class ControllerAgent:
         work += self._publisher.do_work(now_ns)
         work += self._users.publish()
         work += self._quotas.publish()
+        work += self._tokens.publish()
         work += self._server.do_work(now_ns)
         self._disks.flush()
         if not self._is_ready:
@@ -257,6 +263,7 @@ class ControllerAgent:
         self._tree_guard.on_arrived()
         self._users.on_arrived()
         self._quotas.on_arrived()
+        self._tokens.on_arrived()
         if self._acls is not None:
             self._acls.on_arrived()
         self._reconsider_at_once()
@@ -272,6 +279,7 @@ class ControllerAgent:
         self._watcher.forget()
         self._users.on_left()
         self._quotas.on_left()
+        self._tokens.on_left()
         if self._acls is not None:
             self._acls.on_left()
         self._publisher.forget_waiting()
@@ -281,6 +289,7 @@ class ControllerAgent:
         """A watch fired: reload the path. Our own writes fire watches, too."""
         self._membership.on_change(path)
         self._watcher.on_change(path)
+        self._tokens.on_change(path)
         if self._acls is not None:
             self._acls.on_change(path)
 

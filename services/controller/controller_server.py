@@ -22,6 +22,7 @@ from services.controller.admin.controller_requests import ControllerRequests
 from services.controller.admin.coordinator_services import KINDS as COORDINATOR_KINDS
 from services.controller.admin.coordinator_services import CoordinatorServices
 from services.controller.admin.move_administration import MoveAdministration
+from services.controller.admin.tokens import TokenAdministration
 from services.controller.admin.topic_administration import OtherController
 from services.controller.admin.users import UserAdministration
 from services.controller.admin.waiting_requests import WaitingRequests
@@ -44,6 +45,7 @@ class ControllerServer:
         acls: AclAdministration | None,
         users: UserAdministration,
         quotas: QuotaAdministration,
+        tokens: TokenAdministration,
     ) -> None:
         box = service.box
         self._publisher = publisher
@@ -56,7 +58,7 @@ class ControllerServer:
             acls is not None,
         )
         self._waiting = WaitingRequests(context, session.unreached, self._server.send)
-        self._requests = ControllerRequests(context, administration, self._elsewhere, moves.orders, box, self._waiting, acls, users, quotas)
+        self._requests = ControllerRequests(context, administration, self._elsewhere, moves.orders, box, self._waiting, acls, users, quotas, tokens)
         self._coordinator_services = CoordinatorServices(context, box.integer("producer.id.block.size"), self._server.send)
 
     def _on_frame(self, client: RequestClient, frame: Frame) -> None:

@@ -55,6 +55,9 @@ AUDITED: Final = frozenset(
         ApiKey.DELETE_ACLS,
         ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
         ApiKey.ALTER_CLIENT_QUOTAS,
+        ApiKey.CREATE_DELEGATION_TOKEN,
+        ApiKey.RENEW_DELEGATION_TOKEN,
+        ApiKey.EXPIRE_DELEGATION_TOKEN,
         ApiKey.DELETE_GROUPS,
         ApiKey.OFFSET_DELETE,
         ApiKey.OFFSET_COMMIT,
@@ -68,7 +71,17 @@ DECODED_ELEMENTS_MAX: Final = 5_000
 """A request with more is one event: decoding 100,000 names would hold the acceptor's turn for a second."""
 SHOWN_BYTES_MAX: Final = 1_000
 """What is shown of such a request, without passwords."""
-WITH_SECRETS: Final = frozenset({ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS, ApiKey.CREATE_TOPICS, ApiKey.ALTER_USER_SCRAM_CREDENTIALS})
+WITH_SECRETS: Final = frozenset(
+    {
+        ApiKey.ALTER_CONFIGS,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        ApiKey.CREATE_TOPICS,
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+        ApiKey.RENEW_DELEGATION_TOKEN,
+        ApiKey.EXPIRE_DELEGATION_TOKEN,
+    }
+)
+_ABOUT_CREDENTIALS: Final = frozenset({ApiKey.ALTER_USER_SCRAM_CREDENTIALS, ApiKey.RENEW_DELEGATION_TOKEN, ApiKey.EXPIRE_DELEGATION_TOKEN})
 ITEMS_MAX: Final = 1_000
 """Events of one request, those that succeeded first; more are counted in one."""
 TEXT_MAX: Final = 300
@@ -80,6 +93,7 @@ DENIED: Final = frozenset(
         ErrorCode.GROUP_AUTHORIZATION_FAILED,
         ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
         ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
     }
 )
 """Items with these codes are denials, which are events of their own."""
@@ -267,14 +281,15 @@ class AuditTrail:
         return pending
 
     def _with_former(self, change: AuditedChange) -> AuditedChange:
-        from services.acceptor.audit.audited_requests import former_quotas, former_users
+        from services.acceptor.audit.audited_requests import former_quotas, former_token, former_users
 
         if change.api_key == ApiKey.ALTER_CLIENT_QUOTAS and self._quotas is not None:
             return change._replace(former=former_quotas(change.request, self._quotas.quotas))
-        if change.api_key == ApiKey.ALTER_USER_SCRAM_CREDENTIALS and self._find_credentials is not None:
+        if change.api_key in _ABOUT_CREDENTIALS and self._find_credentials is not None:
             credentials = self._find_credentials()
             credentials.load()
-            return change._replace(former=former_users(change.request, credentials))
+            former = former_users if change.api_key == ApiKey.ALTER_USER_SCRAM_CREDENTIALS else former_token
+            return change._replace(former=former(change.request, credentials))
         return change
 
     def _is_box(self, connection: Connection) -> bool:

@@ -49,6 +49,7 @@ _MODULES: Final = {
     "acl_apis": (ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS),
     "sasl_apis": (ApiKey.ALTER_USER_SCRAM_CREDENTIALS,),
     "quota_apis": (ApiKey.ALTER_CLIENT_QUOTAS,),
+    "token_apis": (ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.RENEW_DELEGATION_TOKEN, ApiKey.EXPIRE_DELEGATION_TOKEN),
     "group_apis": (ApiKey.DELETE_GROUPS,),
     "group_offset_apis": (ApiKey.OFFSET_DELETE, ApiKey.OFFSET_COMMIT),
 }
@@ -345,6 +346,26 @@ def former_users(request: Any, credentials: CredentialFollower) -> dict[Any, int
     return {key: credentials.iterations(*key) for key in keys}
 
 
+def former_token(request: Any, credentials: CredentialFollower) -> dict[str, Any]:
+    """Return the token that a RenewDelegationToken or ExpireDelegationToken request is about, without its secret."""
+    token = credentials.tokens.with_secret(request.hmac)
+    return {} if token is None else {"token_id": token.token_id, "owner": str(token.owner), "expires_ms": token.expires_ms}
+
+
+def _created_token(change: AuditedChange, response: Any) -> Iterator[AuditedItem]:
+    owner = f"{response.principal_type}:{response.principal_name}" if response.principal_name else "the client"
+    renewers = [f"{each.principal_type}:{each.principal_name}" for each in change.request.renewers[:PARTITIONS_SHOWN]]
+    details = {"owner": owner, "renewers": renewers, "expires_ms": response.expiry_timestamp_ms, "max_ms": response.max_timestamp_ms}
+    yield AuditedItem("audit.token.created", f"delegation token {response.token_id}".rstrip(), details, response.error_code)
+
+
+def _altered_token(change: AuditedChange, response: Any) -> Iterator[AuditedItem]:
+    former = dict(change.former)
+    details = {"owner": former.get("owner"), "expires_ms": response.expiry_timestamp_ms, "before": {"expires_ms": former.get("expires_ms")}}
+    event = "audit.token.renewed" if change.api_key == ApiKey.RENEW_DELEGATION_TOKEN else "audit.token.expired"
+    yield AuditedItem(event, f"delegation token {former.get('token_id', '(unknown)')}", details, response.error_code)
+
+
 # --- groups
 
 
@@ -385,6 +406,9 @@ ITEMS: Final[dict[ApiKey, Callable[[AuditedChange, Any], Iterator[AuditedItem]]]
     ApiKey.DELETE_ACLS: _deleted_acls,
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _altered_users,
     ApiKey.ALTER_CLIENT_QUOTAS: _altered_quotas,
+    ApiKey.CREATE_DELEGATION_TOKEN: _created_token,
+    ApiKey.RENEW_DELEGATION_TOKEN: _altered_token,
+    ApiKey.EXPIRE_DELEGATION_TOKEN: _altered_token,
     ApiKey.DELETE_GROUPS: _deleted_groups,
     ApiKey.OFFSET_DELETE: _deleted_offsets,
     ApiKey.OFFSET_COMMIT: _altered_offsets,

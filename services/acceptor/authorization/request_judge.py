@@ -15,7 +15,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import NO_TOPIC_ID
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import MetadataImage
-from appliance.protocol import config_apis, consumer_group_apis, group_apis, group_offset_apis, share_apis, topic_apis, transaction_apis
+from appliance.protocol import config_apis, consumer_group_apis, group_apis, group_offset_apis, share_apis, token_apis, topic_apis, transaction_apis
 from appliance.protocol.apis import SHARE_STATE_KEYS, ApiKey
 from appliance.protocol.forwarded_apis import CONTROLLER_APIS, COORDINATED_APIS
 from appliance.protocol.topic_partitions import TopicResult, same_result
@@ -178,6 +178,39 @@ def _configs(operation: AclOperation, describes: bool) -> Rule:
         return Ruling(asked.request._replace(resources=allowed), lambda response: response._replace(**{field: getattr(response, field) + refused}))
 
     return rule
+
+
+# --- delegation tokens, at the controller
+
+
+def _create_token(asked: Asked) -> Ruling | None:
+    """For another owner, CREATE_TOKENS on that user."""
+    request, rights = asked.request, asked.rights
+    owner = f"{request.owner_principal_type}:{request.owner_principal_name}" if request.owner_principal_name else rights.principal
+    if owner == rights.principal or rights.allows(AclOperation.CREATE_TOKENS, AclResource.USER, owner):
+        return None
+    return asked.refused(ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED)
+
+
+def _of_own_token(_asked: Asked) -> Ruling | None:
+    """The controller compares the client with owner and renewers."""
+    return None
+
+
+def _describe_tokens(asked: Asked) -> Ruling | None:
+    """Owner, requester and renewers see a token, others with DESCRIBE on it, or DESCRIBE_TOKENS on its owner."""
+    rights = asked.rights
+
+    def is_seen(token: token_apis.DescribedDelegationToken) -> bool:
+        owner = f"{token.principal_type}:{token.principal_name}"
+        requester = f"{token.token_requester_principal_type}:{token.token_requester_principal_name}"
+        if rights.principal in (owner, requester, *(f"{each.principal_type}:{each.principal_name}" for each in token.renewers)):
+            return True
+        if rights.would_allow(DESCRIBE, AclResource.DELEGATION_TOKEN, token.token_id):
+            return True
+        return rights.would_allow(AclOperation.DESCRIBE_TOKENS, AclResource.USER, owner)
+
+    return Ruling(asked.request, lambda response: response._replace(tokens=tuple(filter(is_seen, response.tokens))))
 
 
 # --- groups
@@ -504,6 +537,10 @@ RULES: Final[dict[ApiKey, Rule]] = {
     ApiKey.ALTER_CLIENT_QUOTAS: _on_cluster(AclOperation.ALTER_CONFIGS),
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: _on_cluster(DESCRIBE),
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _on_cluster(ALTER),
+    ApiKey.CREATE_DELEGATION_TOKEN: _create_token,
+    ApiKey.RENEW_DELEGATION_TOKEN: _of_own_token,
+    ApiKey.EXPIRE_DELEGATION_TOKEN: _of_own_token,
+    ApiKey.DESCRIBE_DELEGATION_TOKEN: _describe_tokens,
     ApiKey.OFFSET_COMMIT: _offset_commit,
     ApiKey.OFFSET_FETCH: _offset_fetch,
     ApiKey.OFFSET_DELETE: _offset_delete,

@@ -19,7 +19,7 @@ from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.protocol.framing import RequestHeader
 from appliance.protocol.schema import response_frame
 from appliance.protocol.wire import INT32
-from appliance.security.principals import FROM_BOX
+from appliance.security.principals import ANONYMOUS, BY_TOKEN, FROM_BOX, RequestOrigin
 from services.acceptor.audit.audit_trail import AUDITED
 from services.acceptor.closings import CONTROLLER_SILENT, UNREADABLE
 from services.acceptor.connection import Connection, PendingReply
@@ -32,6 +32,7 @@ FORWARD_TIMEOUT_MS = 60_000
 """Longer than any client waits. If the controller has not answered by then, the connection is closed."""
 MUTATING_SINCE: dict[int, int] = {ApiKey.CREATE_TOPICS: 2, ApiKey.DELETE_TOPICS: 1, ApiKey.CREATE_PARTITIONS: 0}
 """APIs with a quota in the controller, and from which version their responses begin with a throttle time."""
+TOKEN_KEYS = frozenset({ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.RENEW_DELEGATION_TOKEN, ApiKey.EXPIRE_DELEGATION_TOKEN, ApiKey.DESCRIBE_DELEGATION_TOKEN})
 LOST_MESSAGE = "The controller failed more than once while it had this request; whether it was carried out is not known."
 UNAUTHORIZED_MESSAGE = "The box that passed this request on has no authorizer, the controller's box has one; configure authorizer.class.name on all boxes."
 
@@ -89,7 +90,7 @@ class ForwardedHandler:
         is_from_box = False
         if header.client_id.startswith(CONTROLLER_CLIENT):
             if self._judge is not None and header.client_id.endswith(UNAUTHORIZED):
-                on_response(_refused(header, body))
+                on_response(_refused(header, body, ErrorCode.NOT_CONTROLLER, UNAUTHORIZED_MESSAGE))
                 return
             is_from_box = self._is_box(connection)  # a client id alone is no proof
             if is_from_box:
@@ -99,6 +100,9 @@ class ForwardedHandler:
             if change is not None and change.refusal is not None:
                 on_response(change.refusal)
                 return
+        if header.api_key in TOKEN_KEYS and not may_use_tokens(connection.origin):
+            on_response(_refused(header, body, ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED))
+            return
         if self._judge is not None and connection.rights is not None:
             judged = self._judge.judge(connection.rights, header.api_key, header.api_version, body)
             if judged.body is None:
@@ -109,9 +113,14 @@ class ForwardedHandler:
         self._controller.request(KAFKA_REQUEST, payload, FORWARD_TIMEOUT_MS, on_response, on_lost)
 
 
-def _refused(header: RequestHeader, body: bytes) -> bytes:
-    """The response to a client's request that another box has passed on and has not authorized."""
+def may_use_tokens(origin: RequestOrigin) -> bool:
+    """Return whether the client may ask about delegation tokens: it has authenticated, and not with one."""
+    return not origin.flags & BY_TOKEN and origin.principal != ANONYMOUS
+
+
+def _refused(header: RequestHeader, body: bytes, code: ErrorCode, message: str | None = None) -> bytes:
+    """The response with an error in each place; empty for a request that cannot be decoded."""
     from appliance.protocol.forwarded_apis import error_answer  # rarely needed
 
     payload = pack_kafka_request(header.api_key, header.api_version, "", "", body)
-    return error_answer(payload, ErrorCode.NOT_CONTROLLER, UNAUTHORIZED_MESSAGE) or b""
+    return error_answer(payload, code, message) or b""

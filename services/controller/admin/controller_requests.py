@@ -67,6 +67,7 @@ from services.controller.admin.move_requests import MoveRequests
 from services.controller.admin.orphans import OrphanRequests
 from services.controller.admin.partitions import PartitionRequests
 from services.controller.admin.reassignments import ReassignmentRequests
+from services.controller.admin.tokens import TokenAdministration, TokenRequests
 from services.controller.admin.topic_administration import TIMEOUT_MS, OtherController
 from services.controller.admin.users import UserAdministration, UserRequests
 from services.controller.admin.waiting_requests import NOT_CONTROLLER, ControllerRequest, Key, Result, WaitingRequest, WaitingRequests, truncated
@@ -103,6 +104,7 @@ class ControllerRequests:
         acls: AclAdministration | None,
         users: UserAdministration,
         quotas: QuotaAdministration,
+        tokens: TokenAdministration,
     ) -> None:
         self._cluster = cluster = context.cluster
         self._topics = administration.topics
@@ -137,6 +139,7 @@ class ControllerRequests:
             **AclRequests(acls, requests).by_api,
             **UserRequests(users, requests).by_api,
             **QuotaRequests(quotas, requests).by_api,
+            **TokenRequests(tokens, context, requests).by_api,
         }
         self._can_begin = context.can_begin
         self._received = context.counters.counter("controller.requests")

@@ -26,6 +26,7 @@ from appliance.base.logging import Logger
 from appliance.base.settings import Box
 from appliance.base.zookeeper_access import ZooKeeperAccess, digest_id, open_tree_mark
 from appliance.cluster.acl_znodes import ACL_ROOTS
+from appliance.cluster.token_image import TOKEN_ROOTS
 from appliance.cluster.znodes import CLUSTER, CONTROLLER, CONTROLLER_EPOCH, PERSISTENT_PATHS
 from services.controller.zookeeper.operation import Operation, OperationOutcome, OperationRunner, Pause, all_of
 from services.controller.zookeeper.requests import (
@@ -121,7 +122,7 @@ def roots() -> list[str]:
     """The nodes below which the boxes and Kafka's clients keep theirs; in an ensemble elsewhere the
     root itself may be shared.
     """
-    paths = (*PERSISTENT_PATHS, *ACL_ROOTS, CLUSTER, CONTROLLER, CONTROLLER_EPOCH, "/millrace")
+    paths = (*PERSISTENT_PATHS, *ACL_ROOTS, *TOKEN_ROOTS, CLUSTER, CONTROLLER, CONTROLLER_EPOCH, "/millrace")
     return sorted({f"/{path.split('/')[1]}" for path in paths})
 
 

@@ -24,6 +24,7 @@ from appliance.protocol import (
     schema,
     share_apis,
     share_state_apis,
+    token_apis,
     topic_apis,
     transaction_apis,
 )
@@ -86,6 +87,10 @@ _FILLED: tuple[schema.Message[Any], ...] = (
     quota_apis.ALTER_CLIENT_QUOTAS_REQUEST,
     sasl_apis.DESCRIBE_USER_SCRAM_CREDENTIALS_REQUEST,
     sasl_apis.ALTER_USER_SCRAM_CREDENTIALS_REQUEST,
+    token_apis.CREATE_DELEGATION_TOKEN_REQUEST,
+    token_apis.RENEW_DELEGATION_TOKEN_REQUEST,
+    token_apis.EXPIRE_DELEGATION_TOKEN_REQUEST,
+    token_apis.DESCRIBE_DELEGATION_TOKEN_REQUEST,
 )
 """Requests whose samples are made from their fields."""
 

@@ -18,12 +18,14 @@ from appliance.cluster.credential_image import CredentialFollower, CredentialIma
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.cluster.quota_image import QuotaFollower, QuotaImage, write_quota_image
 from appliance.cluster.state_log import AUDIT_CONFIGS, AUDIT_PARTITIONS
-from appliance.protocol import config_apis, group_offset_apis, quota_apis, reassignment_apis, sasl_apis, topic_apis
+from appliance.cluster.token_image import TokenImage, write_token_image
+from appliance.protocol import config_apis, group_offset_apis, quota_apis, reassignment_apis, sasl_apis, token_apis, topic_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.framing import RequestHeader
 from appliance.security.acl import AclOperation, AclResource
 from appliance.security.authorizer import Authorizer
-from appliance.security.principals import PRIVILEGED, RequestOrigin, local_principal
+from appliance.security.delegation_tokens import DelegationToken, password_of, secret_of
+from appliance.security.principals import PRIVILEGED, Principal, RequestOrigin, local_principal
 from appliance.security.quotas import DEFAULT_NAME, PRODUCER_BYTE_RATE, QuotaEntity
 from appliance.security.scram import ScramCredential, ScramMechanism
 from appliance.shm.arena import Arena
@@ -182,6 +184,35 @@ def test_changes_of_users_and_quotas_show_what_was_before_and_no_credential(worl
     ]
     shown = orjson.dumps(world.records.events).decode()
     assert not any(part.partition("=")[2] in shown for part in credential.split(",") if not part.startswith("iterations"))
+
+
+def test_changes_of_delegation_tokens_show_what_was_before_and_no_secret(world: World) -> None:
+    secret = secret_of("id-1", "key")
+    owner = Principal("User", "alice")
+    token = DelegationToken("id-1", owner, owner, (), 1, 5_000, 9_000)
+    with scratch_layout() as layout:
+        write_token_image(layout.token_image_file, TokenImage(1, {"id-1": (token, secret)}))
+        world.trail.follow_access(QuotaFollower(layout, Logger("test", descriptor=2)), lambda: CredentialFollower(layout, Logger("test", descriptor=2)))
+        made = token_apis.CreateDelegationTokenResponse(0, *owner, *owner, 1, 5_000, 9_000, "id-1", secret)
+        create = token_apis.CreateDelegationTokenRequest(renewers=(token_apis.TokenPrincipal("User", "bob"),))
+        expiry = token_apis.TokenExpiryResponse(0, 7_000)
+        for request, answer, user_request, user_answer in (
+            (token_apis.CREATE_DELEGATION_TOKEN_REQUEST, token_apis.CREATE_DELEGATION_TOKEN_RESPONSE, create, made),
+            (token_apis.RENEW_DELEGATION_TOKEN_REQUEST, token_apis.RENEW_DELEGATION_TOKEN_RESPONSE, token_apis.RenewDelegationTokenRequest(secret), expiry),
+            (token_apis.EXPIRE_DELEGATION_TOKEN_REQUEST, token_apis.EXPIRE_DELEGATION_TOKEN_RESPONSE, token_apis.ExpireDelegationTokenRequest(secret), expiry),
+            (token_apis.EXPIRE_DELEGATION_TOKEN_REQUEST, token_apis.EXPIRE_DELEGATION_TOKEN_RESPONSE, token_apis.ExpireDelegationTokenRequest(b"?"), expiry),
+        ):
+            pending = world.trail.begin(world.connection(), header(request.api.key, 2), request.encode(2, user_request))  # type: ignore[attr-defined]
+            assert pending is not None
+            pending.on_answer(answer.encode(2, user_answer))  # type: ignore[attr-defined]
+    assert [(each["event"], each["resource"], each["details"]) for each in world.records.events] == [
+        ("audit.token.created", "delegation token id-1", {"owner": "User:alice", "renewers": ["User:bob"], "expires_ms": 5_000, "max_ms": 9_000}),
+        ("audit.token.renewed", "delegation token id-1", {"owner": "User:alice", "expires_ms": 7_000, "before": {"expires_ms": 5_000}}),
+        ("audit.token.expired", "delegation token id-1", {"owner": "User:alice", "expires_ms": 7_000, "before": {"expires_ms": 5_000}}),
+        ("audit.token.expired", "delegation token (unknown)", {"owner": None, "expires_ms": 7_000, "before": {"expires_ms": None}}),
+    ]
+    shown = repr(world.records.events)
+    assert not any(text in shown for text in (secret.hex(), password_of(secret), repr(secret)[2:-1]))
 
 
 def test_the_audit_topic_is_changed_by_an_administrator_on_the_machine_alone(world: World) -> None:

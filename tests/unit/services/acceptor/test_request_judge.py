@@ -9,7 +9,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import MetadataImage, TopicImage
-from appliance.protocol import consumer_group_apis, group_offset_apis, share_apis, topic_apis
+from appliance.protocol import consumer_group_apis, group_offset_apis, share_apis, token_apis, topic_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.forwarded_apis import CONTROLLER_APIS, COORDINATED_APIS
 from appliance.security.acl import AclBinding, AclOperation, AclPermission, AclResource, PatternType
@@ -145,3 +145,36 @@ def test_offsets_of_a_share_group_need_the_group_and_the_topics() -> None:
     )
     (group,) = described.decode(judged.answer, 0, len(judged.answer), 1).groups
     assert group.error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED
+
+
+def test_a_token_for_another_owner_needs_the_right_to_create_it() -> None:
+    request = token_apis.CREATE_DELEGATION_TOKEN_REQUEST
+    create = (AclResource.USER, "User:b", AclOperation.CREATE_TOKENS)
+    for owner, allowed, is_allowed in ((None, (), True), ("a", (), True), ("b", (), False), ("b", (create,), True), ("c", (create,), False)):
+        body = request.encode(3, token_apis.CreateDelegationTokenRequest("User" if owner else None, owner))
+        judged = JUDGE.judge(rights(*allowed), ApiKey.CREATE_DELEGATION_TOKEN, 3, body)
+        if is_allowed:
+            assert judged.body == body and judged.complete is None
+        else:
+            answer = token_apis.CREATE_DELEGATION_TOKEN_RESPONSE.decode(judged.answer, 0, len(judged.answer), 3)
+            assert judged.body is None and answer.error_code == ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED
+
+
+def test_a_client_sees_tokens_that_concern_it_or_that_it_may_describe() -> None:
+    request, response = token_apis.DESCRIBE_DELEGATION_TOKEN_REQUEST, token_apis.DESCRIBE_DELEGATION_TOKEN_RESPONSE
+    token, client = token_apis.DescribedDelegationToken, token_apis.TokenPrincipal("User", "a")
+    tokens = (
+        token("User", "a", "User", "z", token_id="owned"),
+        token("User", "b", "User", "a", token_id="requested"),
+        token("User", "b", "User", "b", token_id="renewed", renewers=(client,)),
+        token("User", "b", "User", "b", token_id="by id"),
+        token("User", "c", "User", "c", token_id="by owner"),
+        token("Group", "a", "User", "z", token_id="none"),
+    )
+    allowed = rights((AclResource.DELEGATION_TOKEN, "by id", AclOperation.DESCRIBE), (AclResource.USER, "User:c", AclOperation.DESCRIBE_TOKENS))
+    body = request.encode(3, token_apis.DescribeDelegationTokenRequest(None))
+    for those, count in ((allowed, 5), (rights(), 3)):
+        judged = JUDGE.judge(those, ApiKey.DESCRIBE_DELEGATION_TOKEN, 3, body)
+        assert judged.complete is not None
+        answer = judged.complete(response.encode(3, token_apis.DescribeDelegationTokenResponse(0, tokens)))
+        assert response.decode(answer, 0, len(answer), 3).tokens == tokens[:count]

@@ -18,6 +18,7 @@ from appliance.base.logging import Logger
 from appliance.base.settings import KafkaListener
 from appliance.cluster.credential_image import CredentialImage, write_credential_image
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage
+from appliance.cluster.token_image import TokenImage, write_token_image
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.protocol.framing import frame
 from appliance.protocol.sasl_apis import (
@@ -30,7 +31,9 @@ from appliance.protocol.sasl_apis import (
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
 from appliance.runtime.systemd import SystemdNotifier
-from appliance.security.principals import ACTING, ActingFor, RequestOrigin, local_principal
+from appliance.security.delegation_tokens import DelegationToken, password_of, secret_of
+from appliance.security.principals import ACTING, BY_TOKEN, UNAUTHENTICATED, ActingFor, Principal, RequestOrigin, local_principal
+from appliance.security.scram import ScramClient, ScramMechanism
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from lab.scratch_layout import scratch_layout
@@ -39,6 +42,7 @@ from services.acceptor.client_connections import ClientConnections
 from services.acceptor.connection import Connection
 from services.acceptor.dispatch import ApiVersionsHandler, Dispatch, SaslHandler
 from services.acceptor.fetch.cold_reads import ColdReads
+from services.acceptor.handlers.forwarded import may_use_tokens
 from services.acceptor.inter_broker import InterBrokerGate
 from services.acceptor.sasl_session import FRAME_BYTES_MAX
 from tests.unit.base.test_settings import make_box
@@ -47,7 +51,13 @@ from tests.unit.services.acceptor.test_sasl_session import USERS
 PATIENCE_SECONDS = 20
 REAUTHENTICATION_MS = 3_600_000
 LISTENER = KafkaListener(
-    "CLIENTS", "SASL_PLAINTEXT", "127.0.0.1", 0, "127.0.0.1", 0, {"sasl.enabled.mechanisms": "PLAIN", "connections.max.reauth.ms": REAUTHENTICATION_MS}
+    "CLIENTS",
+    "SASL_PLAINTEXT",
+    "127.0.0.1",
+    0,
+    "127.0.0.1",
+    0,
+    {"sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256", "connections.max.reauth.ms": REAUTHENTICATION_MS},
 )
 
 
@@ -192,6 +202,30 @@ def test_a_lowered_max_connections_closes_the_longest_idle_connections_and_a_rai
         door.connections.set_connections_max(2)
         with door.connect() as admitted:
             assert door.ask(admitted, HANDSHAKE)
+
+
+def test_a_login_with_a_delegation_token_is_marked_and_ends_with_it(door: Door) -> None:
+    """Its requests about tokens are refused (`forwarded.may_use_tokens`)."""
+    clock, now_ms = cast(ManualClock, door.context.clock), door.context.clock.wall_ms()
+    secret = secret_of("id", "key")
+    token = DelegationToken("id", Principal("User", "alice"), Principal("User", "alice"), (), now_ms, now_ms + 5_000, now_ms + 5_000)
+    write_token_image(door.context.layout.token_image_file, TokenImage(1, {"id": (token, secret)}))
+    assert door.connections.sasl is not None
+    door.connections.sasl.credentials.load()
+    scram = request(ApiKey.SASL_HANDSHAKE, 1, SASL_HANDSHAKE_REQUEST.encode(1, SaslHandshakeRequest("SCRAM-SHA-256")))
+    login = ScramClient(ScramMechanism.SHA_256, "id", password_of(secret), "abc", by_token=True)
+    with door.connect() as client, door.connect() as by_password:
+        assert door.ask(client, scram)
+        challenge = answered(door.ask(client, acting(login.first)))
+        login.check(answered(door.ask(client, acting(login.respond(challenge.auth_bytes)))).auth_bytes)
+        assert door.ask(client, API_VERSIONS)
+        assert str(door.last.principal) == "User:alice" and door.last.origin.flags == BY_TOKEN and not may_use_tokens(door.last.origin)
+        assert door.ask(by_password, HANDSHAKE) and door.ask(by_password, TOKEN) and door.ask(by_password, API_VERSIONS)
+        assert may_use_tokens(door.last.origin) and not may_use_tokens(UNAUTHENTICATED)
+        clock.advance_ms(5_001)
+        assert door.ask(by_password, API_VERSIONS)
+        assert door.ask(client, API_VERSIONS) == b""
+    assert door.closed("session-expired") == 1
 
 
 # ---- the console acts for persons

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import select
 import socket
 import threading
@@ -16,6 +17,7 @@ from appliance.base.errors import ErrorCode, ProtocolViolation
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.cluster.credential_image import CredentialFollower, CredentialImage, write_credential_image
+from appliance.cluster.token_image import TokenImage, write_token_image
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.protocol.framing import frame
 from appliance.protocol.sasl_apis import (
@@ -26,6 +28,8 @@ from appliance.protocol.sasl_apis import (
     SaslAuthenticateRequest,
     SaslHandshakeRequest,
 )
+from appliance.security.delegation_tokens import DelegationToken, password_of, secret_of
+from appliance.security.principals import Principal
 from appliance.security.scram import ScramClient, ScramCredential, ScramMechanism, salted_password
 from appliance.security.transport import PlainTransport
 from lab.running_box import eventually
@@ -203,6 +207,78 @@ def test_a_token_that_cannot_be_taken_fails_with_the_same_text(credentials: Cred
     raw = Exchange(credentials, (0, 0))
     raw.handshake("SCRAM-SHA-256")
     assert raw.token(token).response is None, "the connection ends without a word"
+
+
+TOKEN_SECRET = secret_of("id", "key")
+TOKEN = DelegationToken("id", Principal("User", "alice"), Principal("User", "alice"), (), 0, 60_000, 90_000)
+
+
+class ByTokens:
+    """Tokens that a controller publishes, at a time that the test sets."""
+
+    def __init__(self, directory: Path) -> None:
+        self.layout = BoxLayout(str(directory))
+        self.now_ms = 10_000
+        self.generation = 0
+        self.follower = CredentialFollower(self.layout, Logger("test"), wall_ms=lambda: self.now_ms)
+        self.publish(TOKEN)
+
+    def publish(self, *tokens: DelegationToken, secret: bytes = TOKEN_SECRET) -> None:
+        self.generation += 1
+        write_token_image(self.layout.token_image_file, TokenImage(self.generation, {each.token_id: (each, secret) for each in tokens}))
+        self.follower.load()
+
+    def log_in(self, secret: bytes = TOKEN_SECRET, mechanism: str = "SCRAM-SHA-256", **more: Any) -> tuple[Exchange, SaslAnswer, bool]:
+        """The exchange, the last answer, and whether the credential was derived for it."""
+        exchange = Exchange(self.follower, **more)
+        exchange.handshake(mechanism)
+        client = ScramClient(ScramMechanism(MECHANISMS.index(mechanism) + 1), "id", password_of(secret), "abc", by_token=True)
+        answer = exchange.token(client.first)
+        is_derived = answer.check is not None
+        if answer.check is not None:
+            assert "***" in repr(answer.check)
+            answer = exchange.session.on_checked(answer.check.result())
+        if answer.failure is None:
+            answer = exchange.token(client.respond(exchange.read(answer).auth_bytes))
+        return exchange, answer, is_derived
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS[:2])
+def test_the_owner_of_a_delegation_token_logs_in_until_it_expires(tmp_path: Path, mechanism: str) -> None:
+    tokens = ByTokens(tmp_path)
+    for is_first, limit_ms, lifetime_ms in ((True, 0, 50_000), (False, 70_000, 50_000), (False, 20_000, 20_000)):
+        exchange, answer, is_derived = tokens.log_in(mechanism=mechanism, lifetime_ms=limit_ms)
+        assert answer.is_done and is_derived is is_first
+        assert (exchange.session.user, exchange.session.by_token) == ("alice", True)
+        assert exchange.read(answer).session_lifetime_ms == lifetime_ms
+    assert tokens.log_in(b"wrong", mechanism)[1].failure == "wrong password or unknown user"
+    tokens.publish(TOKEN._replace(token_id="other"))
+    assert "delegation token" in str(tokens.log_in(mechanism=mechanism)[1].failure)
+    tokens.publish(TOKEN, secret=b"of another key")
+    assert not tokens.log_in(mechanism=mechanism)[1].is_done and tokens.log_in(b"of another key", mechanism)[1].is_done
+
+
+def test_what_no_delegation_token_allows(tmp_path: Path) -> None:
+    tokens = ByTokens(tmp_path)
+    tokens.now_ms = 60_001
+    assert "expired" in str(tokens.log_in()[1].failure)
+    tokens.now_ms = 10_000
+    tokens.publish(TOKEN._replace(owner=Principal("Group", "alice")))
+    assert "delegation token" in str(tokens.log_in()[1].failure), "a login is a user's"
+    tokens.publish(TOKEN._replace(owner=Principal("User", "local:0")))
+    assert "Unix socket" in str(tokens.log_in()[1].failure)
+    tokens.publish(TOKEN)
+    assert tokens.log_in(known=("bob", "SCRAM-SHA-256"))[1].failure == "another user than before"
+    assert tokens.log_in(known=("alice", "SCRAM-SHA-256"))[1].is_done
+    exchange = Exchange(tokens.follower)
+    exchange.handshake("SCRAM-SHA-256")
+    tokens.publish(TOKEN, secret=b"x" * 64)
+    answer = exchange.token(b"n,,n=id,r=abc,tokenauth=true")
+    tokens.publish()
+    assert answer.check is not None and "delegation token" in str(exchange.session.on_checked(answer.check.result()).failure)
+    os.unlink(tokens.layout.token_image_file)
+    tokens.follower.load()
+    assert tokens.follower.tokens.login("id") is None
 
 
 def test_a_second_authentication_has_the_user_and_mechanism_of_the_first(credentials: CredentialFollower) -> None:
