@@ -33,10 +33,14 @@ def question(principal: str, host: str, operation: AclOperation, resource: AclRe
 
 def answers(lines: Sequence[str], directory: Path) -> list[bool]:
     """What StandardAuthorizer says, in the order of the questions."""
-    source = client_packages.SOURCES / "kafka" / "AclOracle.java"
-    compiler = next(client_packages.JARS.glob("ecj-*.jar"))
-    subprocess.run([java(), "-jar", str(compiler), "-17", "-nowarn", "-cp", class_path(), "-d", str(directory), str(source)], check=True, timeout=60)
-    command = [java(), *JVM, "-cp", f"{directory}:{class_path()}", "AclOracle"]
-    ended = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(compiled("AclOracle", directory), input="\n".join(lines), capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
     return [each == "1" for each in ended.stdout.strip()]
+
+
+def compiled(name: str, directory: Path) -> list[str]:
+    """Compile a program of `lab/clients/kafka` into a directory; return the command that runs it."""
+    source = client_packages.SOURCES / "kafka" / f"{name}.java"
+    compiler = next(client_packages.JARS.glob("ecj-*.jar"))
+    subprocess.run([java(), "-jar", str(compiler), "-17", "-nowarn", "-cp", class_path(), "-d", str(directory), str(source)], check=True, timeout=60)
+    return [java(), *JVM, "-cp", f"{directory}:{class_path()}", name]

@@ -26,6 +26,8 @@ class PeerLogin(NamedTuple):
     mechanism: str
     user: str
     password: str
+    by_token: bool = False
+    """whether `user` is the id of a delegation token, and `password` its secret in Base64"""
 
     def __repr__(self) -> str:
         return f"PeerLogin({self.mechanism!r}, {self.user!r}, ***)"
@@ -42,7 +44,7 @@ class PeerLogin(NamedTuple):
         if self.mechanism == PLAIN:
             yield f"\0{self.user}\0{self.password}".encode()
             return
-        client = ScramClient(SCRAM_MECHANISMS[self.mechanism], self.user, self.password, base64.b64encode(os.urandom(NONCE_BYTES)).decode())
+        client = ScramClient(SCRAM_MECHANISMS[self.mechanism], self.user, self.password, base64.b64encode(os.urandom(NONCE_BYTES)).decode(), self.by_token)
         challenge = yield client.first
         client.check((yield client.respond(challenge)))
 

@@ -65,6 +65,8 @@ class ClientSecurity(NamedTuple):
     """the person for whom the console acts, by the Unix socket and between boxes with certificates"""
     acts_elsewhere: bool = True
     """False: boxes in clear text are asked as the box, because without an authorizer all may do all"""
+    by_token: bool = False
+    """whether `user` is the id of a delegation token"""
 
     def __repr__(self) -> str:
         return f"ClientSecurity({self.protocol!r}, {self.mechanism!r}, {self.user!r}, ***)"
@@ -125,7 +127,7 @@ class ClientSecurity(NamedTuple):
             if exchange(b"n,,\x01auth=Bearer " + _token(self.token_file) + b"\x01\x01"):
                 exchange(b"\x01")  # which is answered by the reason
             return
-        tokens = PeerLogin(self.mechanism, self.user, self.password).tokens()
+        tokens = PeerLogin(self.mechanism, self.user, self.password, self.by_token).tokens()
         try:
             answer = exchange(next(tokens))
             while True:
@@ -159,7 +161,7 @@ def box_security(box: Box) -> ClientSecurity | None:
     except ValueError as problem:
         raise AuthenticationFailed(f"{problem}; run it as root or as a member of the group millrace, or name other files by --command-config") from problem
     if login is not None:
-        return ClientSecurity(listener.protocol, *login, authorities=authorities)
+        return ClientSecurity(listener.protocol, *login[:3], authorities=authorities)
     return ClientSecurity(listener.protocol, authorities=authorities, keystore=keystore)
 
 
@@ -216,4 +218,5 @@ def _with_user(security: ClientSecurity, options: Mapping[str, str], source: str
     user, password = options.get("sasl.username") or jaas.get("username", ""), options.get("sasl.password") or jaas.get("password", "")
     if not user or not password:
         raise ValueError(f'{source}: sasl.jaas.config has no username="…" and password="…"; set them, or sasl.username and sasl.password')
-    return security._replace(mechanism=mechanism, user=user, password=password)
+    by_token = mechanism != PLAIN and jaas.get("tokenauth", "").lower() == "true"
+    return security._replace(mechanism=mechanism, user=user, password=password, by_token=by_token)

@@ -10,7 +10,7 @@ import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,13 @@ from appliance.base.settings import load_box
 from appliance.client.address import Address
 from appliance.client.connection import ClientConnection
 from appliance.client.errors import BrokerUnreachable, ConnectionLost
-from appliance.client.messages import METADATA
-from appliance.client.security import AuthenticationFailed, ClientSecurity
+from appliance.client.messages import METADATA, ClientApi
+from appliance.client.security import AuthenticationFailed, ClientSecurity, client_security
 from appliance.command import user
 from appliance.command.kafka import open_cluster
+from appliance.protocol import token_apis
 from appliance.protocol.metadata import MetadataRequest
+from appliance.security.delegation_tokens import password_of
 from lab.certificates import Authority
 from lab.real_kafka import kafka_configs, skip_without_kafka
 from lab.running_box import RunningBox, eventually, start_box
@@ -60,6 +62,8 @@ class Place:
         keystore = made.write_keystore(directory / "keystore.pem")
         self.issuer = TokenIssuer(directory)
         self.publish(self.issuer)
+        (directory / "token-key").write_text("a key that is nowhere else\n")
+        (directory / "token-key").chmod(0o600)
         self.box: RunningBox = start_box(
             directory / "box",
             disks=1,
@@ -76,6 +80,7 @@ class Place:
                 "ssl.keystore.location": str(keystore),
                 "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
                 "super.users": "User:root;User:ANONYMOUS",
+                "delegation.token.secret.key.file": str(directory / "token-key"),
                 "request.frame.timeout.ms": 20_000,
             },
         )
@@ -337,6 +342,42 @@ def test_wrong_passwords_and_unknown_users_are_refused_alike_and_counted(place: 
             texts.add(str(refused.value).partition(": ")[2])
     assert texts == {f"Authentication failed during authentication due to invalid credentials with SASL mechanism {mechanism}" for mechanism in MECHANISMS}
     assert place.counter("acceptor.authentications_failed") >= failed + 6
+
+
+CREATE_TOKEN = ClientApi(token_apis.CREATE_DELEGATION_TOKEN_REQUEST, token_apis.CREATE_DELEGATION_TOKEN_RESPONSE, 1, 3)
+EXPIRE_TOKEN = ClientApi(token_apis.EXPIRE_DELEGATION_TOKEN_REQUEST, token_apis.EXPIRE_DELEGATION_TOKEN_RESPONSE, 1, 2)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS[:2])
+def test_a_delegation_token_has_the_rights_of_its_owner_and_makes_no_token(place: Place, mechanism: str) -> None:
+    with closing(place.connect("SECURE")) as alice:
+        made = alice.request(CREATE_TOKEN, token_apis.CreateDelegationTokenRequest(max_lifetime_ms=600_000))
+        assert made.error_code == 0 and produce(place.settings_of(mechanism), "logs", b"topic") is None
+        for_other = token_apis.CreateDelegationTokenRequest("User", "root")
+        assert alice.request(CREATE_TOKEN, for_other).error_code == ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED
+        jaas = (
+            f'org.apache.kafka.common.security.scram.ScramLoginModule required username="{made.token_id}" password="{password_of(made.hmac)}" tokenauth="true";'
+        )
+        options = {"security.protocol": "SASL_SSL", "sasl.mechanism": mechanism, "sasl.jaas.config": jaas}
+        security = client_security({**options, "ssl.truststore.location": str(place.authority.certificate)}, "test")
+
+        def log_in() -> ClientConnection | None:
+            with suppress(AuthenticationFailed):  # the other acceptor may not have read the image
+                return ClientConnection(Address("127.0.0.1", place.ports["SECURE"]), security=security)
+            return None
+
+        with closing(eventually(log_in, "a login")) as token:
+            topics = {topic.name for topic in token.request(METADATA, MetadataRequest(None)).topics}
+            assert "logs" in topics and "__millrace_audit" not in topics
+            refused = token.request(CREATE_TOKEN, token_apis.CreateDelegationTokenRequest())
+            assert refused.error_code == ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
+        assert alice.request(EXPIRE_TOKEN, token_apis.ExpireDelegationTokenRequest(made.hmac, -1)).error_code == 0
+        eventually(lambda: log_in() is None, "no login")
+    with closing(ClientConnection(Address("127.0.0.1", place.ports["PLAINTEXT"]))) as anonymous:
+        refused = anonymous.request(CREATE_TOKEN, token_apis.CreateDelegationTokenRequest())
+        assert refused.error_code == ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
+    for path in place.box.directory.rglob("*.log"):
+        assert password_of(made.hmac).encode() not in path.read_bytes()
 
 
 def test_no_file_of_the_box_has_a_password_and_only_one_has_credentials(place: Place) -> None:
