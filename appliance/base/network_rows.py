@@ -71,6 +71,9 @@ _TLS_ROWS = (
     ),
 )
 
+CENTURY_MS = 100 * 365 * 24 * HOUR
+"""Times of tokens are sums with the time of day, and have 64 bits."""
+
 _SASL_ROWS = (
     SettingRow(
         "sasl.enabled.mechanisms",
@@ -110,8 +113,8 @@ _SASL_ROWS = (
         "file with the secret that delegation tokens are made from, in its first line, the same on all boxes (Kafka: delegation.token.secret.key); empty: none",
         "",
     ),
-    SettingRow("delegation.token.max.lifetime.ms", 7 * 24 * HOUR, "ms", "no token is valid for longer, however often it is renewed", "", 1, INT64_MAX),
-    SettingRow("delegation.token.expiry.time.ms", 24 * HOUR, "ms", "a token is valid for this time, unless it is renewed", "", 1, INT64_MAX),
+    SettingRow("delegation.token.max.lifetime.ms", 7 * 24 * HOUR, "ms", "no token is valid for longer, however often it is renewed", "", 1, CENTURY_MS),
+    SettingRow("delegation.token.expiry.time.ms", 24 * HOUR, "ms", "a token is valid for this time, unless it is renewed", "", 1, CENTURY_MS),
     SettingRow(
         "delegation.token.expiry.check.interval.ms", HOUR, "ms", "expired tokens are removed this often; they cannot be used before that", "", 1_000, INT64_MAX
     ),

@@ -109,6 +109,23 @@ def network_user_problem(path: str) -> str | None:
     return f"user {NETWORK_USER} cannot read {path} (mode {stat.S_IMODE(status.st_mode):04o}); run chgrp {SYSTEM_USER} {path}; chmod g+r {path}"
 
 
+def storage_user_problem(path: str) -> str | None:
+    """As `network_user_problem`, for a file that the controller alone needs: its user or group must be that of the box."""
+    group = _system_group()
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    if os.geteuid() or group is None:
+        is_readable = os.access(path, os.R_OK)
+    else:
+        is_own = bool(status.st_mode & stat.S_IRUSR) and status.st_uid in _user_ids(SYSTEM_USER)
+        is_readable = is_own or bool(status.st_mode & stat.S_IRGRP and status.st_gid == group)
+    if is_readable:
+        return None
+    return f"the user of the box cannot read {path} (mode {stat.S_IMODE(status.st_mode):04o}); run chown {SYSTEM_USER} {path}"
+
+
 def may_observe(status: os.stat_result) -> bool:
     """Return whether only processes of this user's box could have written an object, so that it may
     be read: what another one counts, for example."""

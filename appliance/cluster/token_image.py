@@ -154,8 +154,9 @@ class TokenFollower:
             return
         self._image = image
         self._by_secret = {secret: token for token, secret in image.tokens.values()}
-        for key in [key for key in self._credentials if key[0] not in self._by_secret]:
-            self._credentials.pop(key, None)
+        for key in list(self._credentials):  # at once: a thread may add one meanwhile
+            if key[0] not in self._by_secret:
+                del self._credentials[key]
 
     def login(self, token_id: str) -> TokenLogin | None:
         """Return what a login with a token gives; None if there is no such token that is valid now."""

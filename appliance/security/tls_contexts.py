@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from appliance.base.logging import Logger
 from appliance.base.setting_row import SettingValue
 from appliance.base.settings import Box, KafkaListener
-from appliance.base.trusted_files import network_user_problem
+from appliance.base.trusted_files import network_user_problem, storage_user_problem
 from appliance.security.distinguished_names import PrincipalMapping, expiry_of
 from appliance.security.listeners import KEYS_URL, TLS_SETTINGS, is_encrypted, uses_sasl
 from appliance.security.tls_transport import TlsTransport
@@ -125,9 +125,9 @@ def file_problems(listeners: list[KafkaListener], settings: Mapping[str, Setting
             problems.append(f"inter.broker.password.file: {problem}")
     key = str(settings.get("delegation.token.secret.key.file", ""))
     if key and not os.path.isfile(key):
-        problems.append(
-            f"delegation.token.secret.key.file: there is no file {key}; write a secret of random characters into it, mode 0600, the same on all boxes"
-        )
+        problems.append(f"delegation.token.secret.key.file: there is no file {key}; write random characters into it, mode 0600, the same on all boxes")
+    elif key and (problem := storage_user_problem(key)) is not None:
+        problems.append(f"delegation.token.secret.key.file: {problem}")
     return problems
 
 

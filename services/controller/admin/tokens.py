@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -64,7 +65,11 @@ from services.controller.zookeeper.requests import (
 
 KEY_SETTING: Final = "delegation.token.secret.key.file"
 CHANGES_MAX: Final = 5_000
-"""Notifications of changed tokens, each a znode for 15 minutes."""
+"""Notifications of changed tokens, each a znode for 15 minutes. Expired tokens are removed beyond it."""
+CHANGES_OF_ONE_MAX: Final = 500
+"""Changes by one principal in 15 minutes."""
+PUBLISH_MS: Final = 200
+"""The image is written whole, and read whole by each acceptor, so it is written this often at most."""
 ATTEMPTS_MAX: Final = 5
 """Attempts of a write when another box writes the same token."""
 REMOVED_AT_ONCE: Final = 100
@@ -77,12 +82,13 @@ Apply = Callable[[DelegationToken | None], DelegationToken | None]
 
 
 class TokenChange(NamedTuple):
-    """A change of one token."""
+    """A change of one token. `by` None: the box does it."""
 
     token_id: str
     apply: Apply
-    by: str
+    by: Principal | None
     on_result: OnResult
+    host: str = ""
 
     def answer(self, result: Result) -> None:
         self.on_result(result)
@@ -132,7 +138,7 @@ def change_token(change: TokenChange) -> Operation[Tokens]:
                 continue  # another box wrote it between our read and our write: read again
             raise
         return {} if token is None else {change.token_id: token}
-    raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, "the token was changed by others at the same time; try again")
+    raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, "the token was changed by other boxes at the same time; try again")
 
 
 class FollowedTokens(NamedTuple):
@@ -175,6 +181,11 @@ class TokenAdministration(PublishedEntities[str, Tokens, TokenChange]):
         self.limits = TokenLimits(box.integer("delegation.token.max.lifetime.ms"), box.integer("delegation.token.expiry.time.ms"))
         self._sweep_ms = box.integer("delegation.token.expiry.check.interval.ms")
         self._sweep_at_ms = 0
+        self._publish_at_ms = 0
+        self._changes_by: Counter[Principal] = Counter()
+        self._counts_end_ms = 0
+        self._coming: Counter[Principal] = Counter()
+        """creations under way"""
         self._known_changes: frozenset[str] = frozenset()
         self._is_changed_again = False
         self._secrets: dict[str, bytes] = {}
@@ -207,11 +218,25 @@ class TokenAdministration(PublishedEntities[str, Tokens, TokenChange]):
         """Its `on_result` is called when it is refused, or written and published."""
         self._pending.add(token_path(change.token_id), change)
 
-    def refusal(self, requester: Principal) -> str | None:
-        """Return why no more tokens are made for `requester`, or None."""
+    def create(self, requester: Principal, change: TokenChange) -> None:
+        """As `alter`, for a new token."""
+        if (full := self._refusal(requester)) is not None:
+            change.answer(Result(ErrorCode.POLICY_VIOLATION, full))
+            return
+        self._coming[requester] += 1
+
+        def on_result(result: Result) -> None:
+            self._coming[requester] -= 1
+            if not self._coming[requester]:
+                del self._coming[requester]
+            change.answer(result)
+
+        self.alter(change._replace(on_result=on_result))
+
+    def _refusal(self, requester: Principal) -> str | None:
         if len(self._entities) + len(self._pending) >= TOKENS_MAX:
             return f"there are {TOKENS_MAX} delegation tokens already"
-        if sum(token.requester == requester for token in self.tokens) >= TOKENS_OF_REQUESTER_MAX:
+        if self._coming[requester] + sum(token.requester == requester for token in self.tokens) >= TOKENS_OF_REQUESTER_MAX:
             return f"{requester} has {TOKENS_OF_REQUESTER_MAX} delegation tokens already"
         return None
 
@@ -252,12 +277,16 @@ class TokenAdministration(PublishedEntities[str, Tokens, TokenChange]):
             self.on_change(TOKEN_CHANGES)
 
     def _on_loaded(self, outcome: OperationOutcome) -> None:
+        self._publish_at_ms = 0
         super()._on_loaded(outcome)
         if outcome.failure is None:
             self._follow_again()
 
     def reconsider(self) -> None:
         super().reconsider()
+        if (now_ms := self._context.clock.monotonic_ms()) >= self._counts_end_ms:
+            self._changes_by.clear()
+            self._counts_end_ms = now_ms + AGE_MAX_MS
         self._remove_expired()
 
     def _remove_expired(self) -> None:
@@ -267,7 +296,7 @@ class TokenAdministration(PublishedEntities[str, Tokens, TokenChange]):
         wall_ms = self._context.clock.wall_ms()
         expired = [token for token in self.tokens if token.is_expired(wall_ms)]
         for token in expired[:REMOVED_AT_ONCE]:
-            self.alter(TokenChange(token.token_id, partial(_unless_expired, wall_ms), "its expiry", lambda _result: None))
+            self.alter(TokenChange(token.token_id, partial(_unless_expired, wall_ms), None, lambda _result: None))
         if len(expired) <= REMOVED_AT_ONCE:
             self._sweep_at_ms = now_ms + self._sweep_ms
 
@@ -281,7 +310,11 @@ class TokenAdministration(PublishedEntities[str, Tokens, TokenChange]):
             yield from tokens.items()
 
     def publish(self) -> int:
+        now_ms = self._context.clock.monotonic_ms()
+        if self._is_changed and now_ms < self._publish_at_ms:
+            return 0
         if self._is_changed:
+            self._publish_at_ms = now_ms + PUBLISH_MS
             self._secrets = {token_id: self.secret_of(token_id) for token_id in self._entities}
             self._ids = {secret: token_id for token_id, secret in self._secrets.items()}
         return super().publish()
@@ -291,9 +324,11 @@ class TokenAdministration(PublishedEntities[str, Tokens, TokenChange]):
         write_token_image(self._image_path, self._image)
 
     def _change(self, _path: str, change: TokenChange) -> Operation[Tokens]:
-        if len(self._known_changes) >= CHANGES_MAX:
-            self._context.counters.counter('controller.refused{bound="token_changes"}').add()
-            raise RequestRefused(ErrorCode.POLICY_VIOLATION, f"Tokens were changed {CHANGES_MAX} times within 15 minutes; try again in some minutes.")
+        if change.by is not None:
+            if len(self._known_changes) >= CHANGES_MAX or self._changes_by[change.by] >= CHANGES_OF_ONE_MAX:
+                self._context.counters.counter('controller.refused{bound="token_changes"}').add()
+                raise RequestRefused(ErrorCode.POLICY_VIOLATION, f"{change.by} or all clients have changed too many tokens; try again in 15 minutes")
+            self._changes_by[change.by] += 1
         return (yield from change_token(change))
 
     def _on_altered(self, path: str, change: TokenChange, values: Tokens) -> bool:
@@ -301,7 +336,8 @@ class TokenAdministration(PublishedEntities[str, Tokens, TokenChange]):
         self._use(change.token_id, values)
         self._altered.add()
         what = "removed" if token is None else f"set the expiry to {token.expires_ms} of"
-        self._log.info(f"{what} delegation token {change.token_id}, by {change.by}")
+        by = "because it has expired" if change.by is None else f"by {change.by} from {change.host or 'this box'}"
+        self._log.info(f"{what} delegation token {change.token_id}, {by}")
         self._written.append(change)
         return True
 
@@ -371,10 +407,7 @@ class TokenRequests:
             except RequestRefused as refused:
                 on_result(Result.of(refused))
                 return
-            if (full := self._administration.refusal(requester)) is not None:
-                on_result(Result(ErrorCode.POLICY_VIOLATION, full))
-                return
-            self._administration.alter(TokenChange(token_id, apply, _by(request), on_result))
+            self._administration.create(requester, TokenChange(token_id, apply, requester, on_result, request.client_host))
 
         def finish(result: Result) -> None:
             response = CreateDelegationTokenResponse(result.code, *owner, *requester)
@@ -418,7 +451,7 @@ class TokenRequests:
             if token_id is None:
                 on_result(Result(ErrorCode.DELEGATION_TOKEN_NOT_FOUND))
             else:
-                self._administration.alter(TokenChange(token_id, apply, _by(request), on_result))
+                self._administration.alter(TokenChange(token_id, apply, request.origin.principal, on_result, request.client_host))
 
         def finish(result: Result) -> None:
             response = TokenExpiryResponse(result.code, expires_ms if result.code is ErrorCode.NONE else token_apis.NO_TIMESTAMP)
@@ -440,10 +473,6 @@ class TokenRequests:
             self._requests.answer(request, token_apis.DESCRIBE_DELEGATION_TOKEN_RESPONSE.encode(request.version, response))
 
         self._wait(lambda on_result: on_result(Result(ErrorCode.NONE)), finish)
-
-
-def _by(request: ControllerRequest) -> str:
-    return f"{request.origin.principal} from {request.client_host or 'this box'}"
 
 
 def _described(token: DelegationToken, secret: bytes) -> DescribedDelegationToken:

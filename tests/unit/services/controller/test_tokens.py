@@ -60,9 +60,9 @@ class Boxes:
     """Boxes over one tree, whose requests have a principal, as those of acceptors do."""
 
     def __init__(self, directory: Path) -> None:
-        self.server = MemoryZooKeeper()
-        self.directory = directory
         self.clock = AdvancedClock()
+        self.server = MemoryZooKeeper(self.clock.wall_ms)
+        self.directory = directory
         self.boxes: list[SteppedBox] = []
         (directory / "key").write_text(f"{KEY}\nnot this\n")
         (directory / "key").chmod(0o600)
@@ -246,6 +246,23 @@ def test_tokens_have_limits(boxes: Boxes, monkeypatch: pytest.MonkeyPatch) -> No
     assert boxes.ask(box, CreateDelegationTokenRequest(), "carol").error_code == ErrorCode.POLICY_VIOLATION
     monkeypatch.setattr("services.controller.admin.tokens.CHANGES_MAX", 0)
     assert boxes.ask(box, ExpireDelegationTokenRequest(first.hmac, -1)).error_code == ErrorCode.POLICY_VIOLATION
+    boxes.clock.advance_ms(8 * DAY_MS)
+    boxes.until(lambda: boxes.nodes() == [], "expired ones are removed nevertheless")
+
+
+def test_a_principal_that_changes_tokens_without_end_hinders_no_other(boxes: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.controller.admin.tokens.CHANGES_OF_ONE_MAX", 3)
+    box = boxes.start()
+    made = boxes.create(box)
+    codes = [boxes.ask(box, RenewDelegationTokenRequest(made.hmac, period_ms)).error_code for period_ms in (1_000_000, 2_000_000, 3_000_000)]
+    assert codes == [0, 0, ErrorCode.POLICY_VIOLATION]
+    boxes.create(box, user="bob")
+    boxes.clock.advance_ms(15 * 60 * 1000)
+    boxes.until(lambda: boxes.ask(box, RenewDelegationTokenRequest(made.hmac, 3_000_000)).error_code == 0, "it may again after 15 minutes")
+    before = image(box).generation
+    for number in range(5):
+        boxes.create(box, user=f"user-{number}")
+    assert image(box).generation <= before + 5 and len(image(box).tokens) == 7
 
 
 @pytest.mark.parametrize("key_file", ["", "missing"])
