@@ -1,4 +1,4 @@
-"""The deadlines of one consumer group: sessions, revocations, and classic members that have to rejoin.
+"""The deadlines of one consumer or streams group: sessions, revocations, and classic members that have to rejoin.
 
 A session ends when no heartbeat arrives for its time-out. A member that has to revoke partitions has its
 rebalance time-out for that; a classic member has as long to rejoin, and to send SyncGroup. A member that
@@ -8,15 +8,13 @@ and revocations start again, and there is no deadline to rejoin or to sync.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
-from typing import Final
+from typing import Any, Final, Protocol
 
 from appliance.base.errors import ErrorCode
 from appliance.runtime.timers import Timer, Timers
-from services.coordinator.groups.consumer_group import ConsumerGroup
-from services.coordinator.groups.consumer_member import ConsumerMember, CurrentAssignment, MemberState
 from services.coordinator.groups.consumer_turns import Operation, Refusal
 
 RETRY_MS: Final = 1_000
@@ -31,38 +29,73 @@ class Wait(Enum):
     SYNC = "to ask for its assignment"
 
 
+class TimedMember(Protocol):
+    """A member of either kind of group."""
+
+    @property
+    def member_id(self) -> str: ...
+
+    @property
+    def is_classic(self) -> bool: ...
+
+    @property
+    def has_to_revoke(self) -> bool: ...
+
+    @property
+    def rebalance_timeout_ms(self) -> int: ...
+
+    @property
+    def session_timeout_ms(self) -> int | None:
+        """None: that of its group."""
+
+    @property
+    def current(self) -> tuple[Any, ...]:
+        """How far it has come."""
+
+
+class TimedGroup(Protocol):
+    """A group of either kind."""
+
+    group_epoch: int
+
+    @property
+    def members(self) -> Mapping[str, TimedMember]: ...
+
+    def remove(self, member_id: str, /) -> object: ...
+
+
 class ConsumerDeadlines:
     """`submit` hands an operation to the group."""
 
-    def __init__(self, timers: Timers, timing: Callable[[], tuple[int, int]], submit: Callable[[Operation, int], None]) -> None:
+    def __init__(self, timers: Timers, timing: Callable[[], tuple[int, int]], submit: Callable[[Operation[Any], int], None]) -> None:
         """`timing` returns session timeout and heartbeat interval in ms."""
         self._timers = timers
         self._timing = timing
         self._submit = submit
         self._live: dict[tuple[Wait, str], Timer] = {}
-        self._told: dict[str, CurrentAssignment] = {}
+        self._told: dict[str, tuple[Any, ...]] = {}
         """What each member has to get out of by giving partitions up."""
 
     @property
     def heartbeat_interval_ms(self) -> int:
         return self._timing()[1]
 
-    def renew_session(self, member: ConsumerMember, now_ms: int) -> None:
+    def renew_session(self, member: TimedMember, now_ms: int) -> None:
         """It is alive."""
-        classic = member.wish.classic
-        self._expect(Wait.SESSION, member.member_id, now_ms + (self._timing()[0] if classic is None else classic.session_timeout_ms))
+        own_ms = member.session_timeout_ms
+        self._expect(Wait.SESSION, member.member_id, now_ms + (self._timing()[0] if own_ms is None else own_ms))
 
     def has(self, wait: Wait, member_id: str) -> bool:
         return (wait, member_id) in self._live
 
-    def expect_join(self, member: ConsumerMember, now_ms: int) -> None:
+    def expect_join(self, member: TimedMember, now_ms: int) -> None:
         """Start the deadline of a classic member that has to rejoin; an earlier one stays."""
         if not self.has(Wait.JOIN, member.member_id):
-            self._expect(Wait.JOIN, member.member_id, now_ms + member.wish.rebalance_timeout_ms)
+            self._expect(Wait.JOIN, member.member_id, now_ms + member.rebalance_timeout_ms)
 
-    def expect_sync(self, member: ConsumerMember, now_ms: int) -> None:
+    def expect_sync(self, member: TimedMember, now_ms: int) -> None:
         self.forget(Wait.JOIN, member.member_id)
-        self._expect(Wait.SYNC, member.member_id, now_ms + member.wish.rebalance_timeout_ms)
+        self._expect(Wait.SYNC, member.member_id, now_ms + member.rebalance_timeout_ms)
 
     def forget(self, wait: Wait, member_id: str) -> None:
         if wait is Wait.REVOCATION:
@@ -74,7 +107,7 @@ class ConsumerDeadlines:
             self._timers.cancel(timer)
         self._live.clear()
 
-    def on_committed(self, before: ConsumerGroup, after: ConsumerGroup, now_ms: int) -> None:
+    def on_committed(self, before: TimedGroup, after: TimedGroup, now_ms: int) -> None:
         """Members joined, left, or have partitions to revoke: set their deadlines."""
         for member_id in before.members.keys() - after.members.keys():
             for wait in Wait:
@@ -84,14 +117,14 @@ class ConsumerDeadlines:
             if known is not member:
                 self._on_changed(known, member, now_ms)
 
-    def _on_changed(self, known: ConsumerMember | None, member: ConsumerMember, now_ms: int) -> None:
+    def _on_changed(self, known: TimedMember | None, member: TimedMember, now_ms: int) -> None:
         if not self.has(Wait.SESSION, member.member_id):
             self.renew_session(member, now_ms)
-        if member.is_classic or member.current.state is not MemberState.UNREVOKED_PARTITIONS:
+        if member.is_classic or not member.has_to_revoke:
             self.forget(Wait.REVOCATION, member.member_id)
         elif known is None or known.current != member.current:
             self._told[member.member_id] = member.current
-            self._expect(Wait.REVOCATION, member.member_id, now_ms + member.wish.rebalance_timeout_ms)
+            self._expect(Wait.REVOCATION, member.member_id, now_ms + member.rebalance_timeout_ms)
         if not member.is_classic:
             self.forget(Wait.JOIN, member.member_id)
             self.forget(Wait.SYNC, member.member_id)
@@ -107,7 +140,7 @@ class ConsumerDeadlines:
         timer = self._live[wait, member_id]
         self._submit(_Fence(self, wait, member_id, timer), now_ms)
 
-    def is_over(self, wait: Wait, member: ConsumerMember, timer: Timer) -> bool:
+    def is_over(self, wait: Wait, member: TimedMember, timer: Timer) -> bool:
         """Nothing was heard since `timer` fired, not even by a request that is not in the log yet."""
         if wait is Wait.REVOCATION and self._told.get(member.member_id) != member.current:
             return False
@@ -128,14 +161,14 @@ class _Fence:
         self._member_id = member_id
         self._timer = timer
 
-    def change(self, group: ConsumerGroup, now_ms: int) -> None:
+    def change(self, group: TimedGroup, now_ms: int) -> None:
         member = group.members.get(self._member_id)
         if member is None or not self._deadlines.is_over(self._wait, member, self._timer):
             raise Refusal(ErrorCode.UNKNOWN_MEMBER_ID)
         group.remove(self._member_id)
         group.group_epoch += 1
 
-    def conclude(self, group: ConsumerGroup, now_ms: int) -> None:
+    def conclude(self, group: TimedGroup, now_ms: int) -> None:
         """No request waits: the operation has no reply."""
 
     def answer(self, error: ErrorCode, now_ms: int) -> None:

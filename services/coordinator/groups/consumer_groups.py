@@ -106,7 +106,8 @@ class ConsumerGroups:
         if isinstance(hosted.membership, ConsumerMembership):
             return hosted.membership
         group = hosted.classic
-        assert group is not None
+        if group is None:
+            raise Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
         if is_join and group.state is GroupState.EMPTY:
             return self._replace(hosted, group, ConsumerGroup(), now_ms)
         found = upgraded(group, self._topics) if is_join and may_upgrade(group, self._settings) else None

@@ -90,6 +90,19 @@ class ConsumerMember(NamedTuple):
         return self.wish.classic is not None
 
     @property
+    def has_to_revoke(self) -> bool:
+        return self.current.state is MemberState.UNREVOKED_PARTITIONS
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        return self.wish.rebalance_timeout_ms
+
+    @property
+    def session_timeout_ms(self) -> int | None:
+        """None: that of its group."""
+        return None if self.wish.classic is None else self.wish.classic.session_timeout_ms
+
+    @property
     def is_away(self) -> bool:
         """A static member that said it would be back."""
         return self.current.epoch == LEAVE_FOR_A_WHILE

@@ -7,16 +7,18 @@ does not change.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import TopicPartition
 from appliance.cluster.state_log import StateRecord
 from appliance.runtime.timers import Timers
 from services.coordinator.groups.consumer_assignors import ASSIGNORS, UNIFORM, Subscriber
 from services.coordinator.groups.consumer_deadlines import ConsumerDeadlines
 from services.coordinator.groups.consumer_group import EMPTY, ConsumerGroup
 from services.coordinator.groups.consumer_member import ConsumerMember
+from services.coordinator.groups.consumer_records import all_tombstones, changed_records
 from services.coordinator.groups.consumer_topic_regex import TopicRegexes
 from services.coordinator.groups.consumer_turns import ConsumerTurns, Farewell
 from services.coordinator.groups.group_log import GroupLog
@@ -91,7 +93,15 @@ class ConsumerMembership:
     def is_empty(self) -> bool:
         return self.state_name == EMPTY and not self.turns.is_busy
 
-    def commit_problem(self, member_id: str, group_instance_id: str | None, generation_id: int, is_transactional: bool, version: int) -> ErrorCode:
+    def commit_problem(
+        self,
+        member_id: str,
+        group_instance_id: str | None,
+        generation_id: int,
+        is_transactional: bool,
+        version: int,
+        places: Collection[TopicPartition] = (),
+    ) -> ErrorCode:
         if generation_id < 0 and not self.group.members:
             return ErrorCode.NONE  # an admin client, or a consumer that assigns itself
         if is_transactional and generation_id == -1 and not member_id and group_instance_id is None:
@@ -157,6 +167,15 @@ class ConsumerMembership:
             return True
         targeted = (self._topics.name_of(topic_id) for topic_id, _ in group.target_of(member_id))
         return not all(name in names for name in targeted if name is not None)
+
+    def no_state(self) -> ConsumerGroup:
+        return ConsumerGroup()
+
+    def changed_records(self, before: ConsumerGroup, after: ConsumerGroup) -> list[StateRecord]:
+        return changed_records(self.group_id, before, after)
+
+    def all_tombstones(self, states: Sequence[ConsumerGroup]) -> list[StateRecord]:
+        return all_tombstones(self.group_id, states)
 
     def settle_target(self, group: ConsumerGroup, now_ms: int) -> None:
         generation = self._topics.generation

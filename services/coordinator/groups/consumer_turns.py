@@ -1,4 +1,4 @@
-"""The turns of a consumer group: several requests are decided together, appended as one batch, and answered when it is in the log.
+"""The turns of a consumer group or a streams group: several requests are decided together, appended as one batch, and answered when it is in the log.
 
 While a batch is being appended, requests of the group wait for the next one. So memory is never ahead of
 the log, one target assignment serves all members that joined meanwhile, and a refused batch has no
@@ -10,15 +10,24 @@ must hold a group's new target, so `message.max.bytes` limits the size of a grou
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, Protocol
+from collections.abc import Sequence
+from typing import Final, Generic, Protocol, TypeVar
 
 from appliance.base.errors import ErrorCode
 from appliance.cluster.state_log import StateRecord
-from services.coordinator.groups.consumer_group import ConsumerGroup
-from services.coordinator.groups.consumer_records import all_tombstones, changed_records
 from services.coordinator.groups.group_log import GroupLog, consumer_group_error
 
 OPERATIONS_A_BATCH: Final = 64
+
+
+class TurnState(Protocol):
+    """The state of a group; what is in the log is not changed, only a copy of it."""
+
+    def copy(self: State) -> State: ...
+
+
+State = TypeVar("State", bound=TurnState)
+AnyState = TypeVar("AnyState", contravariant=True)
 
 
 class Refusal(Exception):
@@ -30,13 +39,13 @@ class Refusal(Exception):
         self.message = message
 
 
-class Operation(Protocol):
+class Operation(Protocol[AnyState]):
     """The change of a group by a request or an expired deadline."""
 
-    def change(self, group: ConsumerGroup, now_ms: int) -> None:
+    def change(self, group: AnyState, now_ms: int) -> None:
         """Say what it wants; or `Refusal`."""
 
-    def conclude(self, group: ConsumerGroup, now_ms: int) -> None:
+    def conclude(self, group: AnyState, now_ms: int) -> None:
         """The target is made; settle on the answer."""
 
     def answer(self, error: ErrorCode, now_ms: int) -> None:
@@ -62,26 +71,35 @@ class Farewell(Protocol):
     def on_appended(self, now_ms: int) -> None: ...
 
 
-class GroupRules(Protocol):
-    """What the members of the group want, put together."""
+class GroupRules(Protocol[State]):
+    """What the members of the group want, put together, and what the log says of a state."""
 
-    def settle_target(self, group: ConsumerGroup, now_ms: int) -> None:
+    def no_state(self) -> State:
+        """What the log says before the first batch."""
+
+    def changed_records(self, before: State, after: State) -> list[StateRecord]:
+        """What changes the log from `before` to `after`."""
+
+    def all_tombstones(self, states: Sequence[State]) -> list[StateRecord]:
+        """What takes the group out of a log that is in one of `states`."""
+
+    def settle_target(self, group: State, now_ms: int) -> None:
         """Make a target, if the one there is is for an older group epoch."""
 
     def on_refused(self, code: ErrorCode) -> None:
         """A request was refused."""
 
-    def on_committed(self, before: ConsumerGroup, now_ms: int) -> None:
+    def on_committed(self, before: State, now_ms: int) -> None:
         """Another state than `before` is in the log."""
 
-    def farewell(self, group: ConsumerGroup) -> Farewell | None:
+    def farewell(self, group: State) -> Farewell | None:
         """What the group becomes, if it is not to be a consumer group any more."""
 
 
-class ConsumerTurns:
+class ConsumerTurns(Generic[State]):
     """`committed` is what the log surely says, or would if it had been asked."""
 
-    def __init__(self, group_id: str, partition: int, committed: ConsumerGroup, log: GroupLog, rules: GroupRules) -> None:
+    def __init__(self, group_id: str, partition: int, committed: State, log: GroupLog, rules: GroupRules[State]) -> None:
         self.group_id = group_id
         self.partition = partition
         self.committed = committed
@@ -91,8 +109,8 @@ class ConsumerTurns:
         self._rules = rules
         self._possible = [committed]
         self._with_next: list[StateRecord] = []
-        self._waiting: deque[Operation] = deque()
-        self._under_way: list[Operation] | None = None
+        self._waiting: deque[Operation[State]] = deque()
+        self._under_way: list[Operation[State]] | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -106,23 +124,23 @@ class ConsumerTurns:
 
     def begin_as(self, with_next: list[StateRecord]) -> None:
         """The log says nothing of `committed` yet; `with_next` is to be appended with the first batch."""
-        self._possible = [ConsumerGroup()]
+        self._possible = [self._rules.no_state()]
         self._with_next = with_next
 
     def tombstones(self) -> list[StateRecord]:
         """Return the tombstones for the caller to append; after that the log may have no records of the group."""
-        records = all_tombstones(self.group_id, self._possible) + self._with_next
-        self._possible.append(ConsumerGroup())
+        records = self._rules.all_tombstones(self._possible) + self._with_next
+        self._possible.append(self._rules.no_state())
         return records
 
-    def submit(self, operation: Operation, now_ms: int) -> None:
+    def submit(self, operation: Operation[State], now_ms: int) -> None:
         self._waiting.append(operation)
         self._turn(now_ms)
 
     def _turn(self, now_ms: int) -> None:
         while self._waiting and self._under_way is None and not self.is_over:
             group = self.committed.copy()
-            admitted: list[Operation] = []
+            admitted: list[Operation[State]] = []
             while self._waiting and len(admitted) < OPERATIONS_A_BATCH:
                 operation = self._waiting.popleft()
                 try:
@@ -137,10 +155,10 @@ class ConsumerTurns:
                 operation.conclude(group, now_ms)
             self._append(group, admitted, now_ms)
 
-    def _append(self, group: ConsumerGroup, admitted: list[Operation], now_ms: int) -> None:
+    def _append(self, group: State, admitted: list[Operation[State]], now_ms: int) -> None:
         farewell = self._rules.farewell(group)
         if farewell is not None:
-            records = [*all_tombstones(self.group_id, [*self._possible, group]), *self._with_next, farewell.record]
+            records = [*self._rules.all_tombstones([*self._possible, group]), *self._with_next, farewell.record]
         else:
             records = self._difference(group)
         if not records:
@@ -153,7 +171,7 @@ class ConsumerTurns:
             if self.is_over:
                 return
             if error is not ErrorCode.NONE:
-                self._possible.append(group if farewell is None else ConsumerGroup())
+                self._possible.append(group if farewell is None else self._rules.no_state())
                 self._with_next = self._with_next if farewell is None else [farewell.tombstone]
             elif farewell is not None:
                 self.is_over = True
@@ -174,14 +192,14 @@ class ConsumerTurns:
         self._under_way = admitted
         self._log.append(self.partition, records, on_done)
 
-    def _difference(self, group: ConsumerGroup) -> list[StateRecord]:
+    def _difference(self, group: State) -> list[StateRecord]:
         """Nothing, if the operations have changed nothing and the log is not in doubt."""
         if len(self._possible) == 1:
-            records = changed_records(self.group_id, self._possible[0], group)
+            records = self._rules.changed_records(self._possible[0], group)
         else:
-            if not changed_records(self.group_id, self.committed, group):
+            if not self._rules.changed_records(self.committed, group):
                 return []
-            by_key = {record.key: record for state in self._possible for record in changed_records(self.group_id, state, group)}
+            by_key = {record.key: record for state in self._possible for record in self._rules.changed_records(state, group)}
             records = list(by_key.values())
         return [*self._with_next, *records] if records else []
 

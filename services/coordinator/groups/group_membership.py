@@ -1,16 +1,17 @@
-"""What offsets, listings, deletions and expiry need from a group's members, for either group protocol.
+"""What offsets, listings, deletions and expiry need from a group's members, for each group protocol.
 
 A group id maps to one hosted group; its offsets stay when its membership changes to the other protocol. `ClassicMembership`
-serves classic groups; that of KIP-848 has the same methods. Owns nothing. Weak spot: none known.
+serves classic groups; those of KIP-848 and KIP-1071 have the same methods. Owns nothing. Weak spot: none known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import NamedTuple, Protocol
 
 from appliance.base.errors import ErrorCode
+from appliance.base.model import TopicPartition
 from appliance.cluster.state_log import LoadedRecord, StateRecord
 from services.coordinator.groups.group import Group, GroupState
 from services.coordinator.groups.group_records import group_tombstone
@@ -22,6 +23,7 @@ class GroupType(Enum):
 
     CLASSIC = "classic"
     CONSUMER = "consumer"
+    STREAMS = "streams"
 
 
 class ExpiryRule(NamedTuple):
@@ -55,8 +57,16 @@ class GroupMembership(Protocol):
     def is_empty(self) -> bool:
         """No members, and none on the way."""
 
-    def commit_problem(self, member_id: str, group_instance_id: str | None, generation_id: int, is_transactional: bool, version: int) -> ErrorCode:
-        """Why this sender may not commit offsets by a request of this version, or NONE; `generation_id` is a member epoch in KIP-848."""
+    def commit_problem(
+        self,
+        member_id: str,
+        group_instance_id: str | None,
+        generation_id: int,
+        is_transactional: bool,
+        version: int,
+        places: Collection[TopicPartition] = (),
+    ) -> ErrorCode:
+        """Why this sender may not commit offsets of `places` by a request of this version, or NONE; `generation_id` is a member epoch in KIP-848."""
 
     def fetch_problem(self, member_id: str | None, member_epoch: int) -> ErrorCode:
         """Why this sender may not read offsets, or NONE."""
@@ -78,7 +88,7 @@ class GroupMembership(Protocol):
 
 
 class OtherMemberships(Protocol):
-    """Keeps the members of groups of the consumer protocol, whose records are in the same log."""
+    """Keeps the members of groups of the newer protocols, whose records are in the same log."""
 
     def begin_load(self, partition: int) -> None:
         """Whatever a load before this one had read is void."""
@@ -127,7 +137,15 @@ class ClassicMembership:
     def is_empty(self) -> bool:
         return self.group.state is GroupState.EMPTY and not self.group.pending_members
 
-    def commit_problem(self, member_id: str, group_instance_id: str | None, generation_id: int, is_transactional: bool, version: int) -> ErrorCode:
+    def commit_problem(
+        self,
+        member_id: str,
+        group_instance_id: str | None,
+        generation_id: int,
+        is_transactional: bool,
+        version: int,
+        places: Collection[TopicPartition] = (),
+    ) -> ErrorCode:
         group = self.group
         if generation_id < 0 and group.state is GroupState.EMPTY:
             return ErrorCode.NONE  # an admin client, or a consumer that assigns itself

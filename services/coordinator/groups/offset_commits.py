@@ -108,7 +108,7 @@ class OffsetCommits:
             if request.generation_id >= 0:
                 return None, ErrorCode.ILLEGAL_GENERATION
             hosted = self._directory.host(request.group_id, now_ms)
-        problem = hosted.membership.commit_problem(request.member_id, request.group_instance_id, request.generation_id, False, version)
+        problem = hosted.membership.commit_problem(request.member_id, request.group_instance_id, request.generation_id, False, version, _places(request.topics))
         group = hosted.classic
         member = group.members.get(request.member_id) if group is not None else None
         if problem is ErrorCode.NONE and group is not None and member is not None:
@@ -190,7 +190,7 @@ class OffsetCommits:
         if error is not ErrorCode.NONE:
             return error
         membership = self._directory.host(request.group_id, now_ms).membership
-        return membership.commit_problem(request.member_id, request.group_instance_id, request.generation_id, True, version)
+        return membership.commit_problem(request.member_id, request.group_instance_id, request.generation_id, True, version, _places(request.topics))
 
     # ---- what both have
 
@@ -221,6 +221,10 @@ class OffsetCommits:
 def java_length(text: str) -> int:
     """`String.length()`: UTF-16 code units, which Kafka counts although the setting says bytes."""
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+def _places(topics: Iterable[CommitTopic]) -> list[TopicPartition]:
+    return [TopicPartition(topic.topic, each.partition) for topic in topics for each in topic.partitions]
 
 
 def _records(hosted: HostedGroup, offsets: Offsets) -> list[StateRecord]:
