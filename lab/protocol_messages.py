@@ -87,6 +87,8 @@ def bodies(body: type[Any], version: int) -> st.SearchStrategy[Any]:
 def _values(wire_type: Any, version: int) -> st.SearchStrategy[Any]:
     if wire_type is schema.FLOAT64:
         return st.floats(allow_nan=False)
+    if wire_type is schema.UINT16:
+        return st.integers(0, 2**16 - 1)
     if isinstance(wire_type, schema.Fixed):
         bits = wire_type.layout.size * 8
         return st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)

@@ -107,6 +107,7 @@ WireType: TypeAlias = Fixed | Bool | Uuid | Text | Octets | ArrayOf | type[tuple
 
 INT8: Final = Fixed(Struct(">b"))
 INT16: Final = Fixed(Struct(">h"))
+UINT16: Final = Fixed(Struct(">H"))
 INT32: Final = Fixed(Struct(">i"))
 INT64: Final = Fixed(Struct(">q"))
 FLOAT64: Final = Fixed(Struct(">d"))
