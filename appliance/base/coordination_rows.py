@@ -124,6 +124,19 @@ GROUP_ROWS = (
         16,
     ),
     SettingRow("share.coordinator.state.topic.segment.bytes", 100 * MIB, "bytes", "segment size of __share_group_state", "slower loads", 16 * KIB),
+    SettingRow("group.streams.session.timeout.ms", 45 * SECOND, "ms", "session timeout of members of streams groups (KIP-1071)", "dead members stay longer", 1),
+    SettingRow("group.streams.heartbeat.interval.ms", 5 * SECOND, "ms", "heartbeat interval that members of streams groups are given", "slower rebalances", 1),
+    SettingRow(
+        "group.streams.max.size", 1_000, "members", "most members (threads) of one streams group (Kafka: no bound)", "memory, longer rebalances", 1, 10_000
+    ),
+    SettingRow("group.streams.num.standby.replicas", 0, "", "standbys of each task that has state", "space and network of the application", 0, 2),
+    SettingRow(
+        "group.streams.initial.rebalance.delay.ms",
+        3 * SECOND,
+        "ms",
+        "how long a new streams group waits for more members before its tasks are assigned",
+        "slower first records",
+    ),
     SettingRow("offset.metadata.max.bytes", 4 * KIB, "bytes", "longest text that may go with a committed offset", "memory", 0),
     SettingRow("offsets.retention.minutes", 7 * _DAY_MINUTES, "minutes", "how long offsets outlive the last member of their group", "memory", 1),
     SettingRow("offsets.retention.check.interval.ms", 10 * MINUTE, "ms", "time between two looks for expired offsets", "they stay longer", 1, INT64_MAX),

@@ -72,6 +72,14 @@ GROUP_CONFIG_ROWS: Final = {
         ),
         GroupConfigRow("share.record.lock.duration.ms", "group.share.record.lock.duration.ms", "How long a member has a record.", 15_000, 60_000),
         GroupConfigRow("share.session.timeout.ms", "group.share.session.timeout.ms", "Session timeout of members of a share group.", 45_000, 60_000),
+        GroupConfigRow(
+            "streams.heartbeat.interval.ms", "group.streams.heartbeat.interval.ms", "Heartbeat interval of members of a streams group.", 5_000, 15_000
+        ),
+        GroupConfigRow(
+            "streams.initial.rebalance.delay.ms", "group.streams.initial.rebalance.delay.ms", "How long a new streams group waits for members.", 0, 60_000
+        ),
+        GroupConfigRow("streams.num.standby.replicas", "group.streams.num.standby.replicas", "Standbys of each task that has state.", 0, 2),
+        GroupConfigRow("streams.session.timeout.ms", "group.streams.session.timeout.ms", "Session timeout of members of a streams group.", 45_000, 60_000),
     )
 }
 

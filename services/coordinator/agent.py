@@ -33,7 +33,7 @@ from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.runtime.process_cost import HeapBound
 from appliance.runtime.request_server import RequestClient, RequestServer
 from appliance.shm.lease import LeaseReader
-from services.coordinator.coordinated_groups import CoordinatedGroups, LegacyOffsetRequests
+from services.coordinator.coordinated_groups import CoordinatedGroups, LegacyOffsetRequests, TopicCreations
 from services.coordinator.coordinated_shares import CoordinatedShares, StateTopics
 from services.coordinator.coordinated_transactions import CoordinatedTransactions
 from services.coordinator.coordinator_requests import CoordinatorRequests
@@ -84,6 +84,7 @@ class CoordinatorAgent:
         has_memory = HeapBound(box.integer("coordinator.heap.bytes"), self._clock.monotonic_ns).has_room
         legacy = LegacyOffsetRequests(self._controller)
         self._groups = CoordinatedGroups(box, self._offsets_topic, self._view, legacy, self._now_ms, counters, rights, has_memory)
+        self._groups.creations = TopicCreations(self._controller)
         self._peers = Peers(f"coordinator of broker {box.broker_id}", self._poller, self._clock, peer_context(box, context.log))
         state_topics = StateTopics(self._offsets_topic, self._share_topic)
         self._shares = CoordinatedShares(box, state_topics, self._view, self._readers, self._peers, self._now_ms, self._is_other_group, counters)

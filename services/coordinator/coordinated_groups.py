@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
-from appliance.base.errors import ErrorCode
+from appliance.base.errors import ErrorCode, known_error
 from appliance.base.model import TopicId, TopicPartition
 from appliance.base.settings import Box
 from appliance.cluster.group_configs import group_number
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.state_log import OFFSETS_TOPIC, ProducerIdentity, partition_of
-from appliance.ipc.request_frames import COMMIT_LEGACY_OFFSETS, FETCH_LEGACY_OFFSETS
+from appliance.ipc.request_frames import COMMIT_LEGACY_OFFSETS, FETCH_LEGACY_OFFSETS, KAFKA_REQUEST, pack_kafka_request
 from appliance.ipc.request_link import ControllerLink
+from appliance.protocol import topic_apis
+from appliance.protocol.apis import ApiKey
+from appliance.security.principals import OF_BOX
 from appliance.shm.counters import Counters
 from services.coordinator.groups.group_coordinator import GroupCoordinator
-from services.coordinator.groups.ports import GroupSettings, KnownTopic, LegacyCommitted, LegacyFetched, NameBound
+from services.coordinator.groups.ports import GroupSettings, InternalTopic, KnownTopic, LegacyCommitted, LegacyFetched, NameBound, StreamsOptions
 from services.coordinator.member_rights import MemberRights
 from services.coordinator.share.share_group_records import ShareGroupPlaces, WithShareGroups
 from services.coordinator.state.state_topic import StateTopic
@@ -70,6 +73,8 @@ class CoordinatedGroups:
         self._rights = rights
         self._now_ms = now_ms
         self._partition_count = box.integer("offsets.topic.num.partitions")
+        self.creations: TopicCreations | None = None
+        """Of internal topics of streams groups; None: they are not created."""
         self._known_topics: dict[str, TopicId] = {}
         self._share_groups: ShareGroupPlaces | None = None
         self.coordinator = self._make()
@@ -104,6 +109,26 @@ class CoordinatedGroups:
             group_number(configs, group_id, "consumer.session.timeout.ms", box.integer("group.consumer.session.timeout.ms")),
             group_number(configs, group_id, "consumer.heartbeat.interval.ms", box.integer("group.consumer.heartbeat.interval.ms")),
         )
+
+    def streams_timing(self, group_id: str) -> tuple[int, int]:
+        configs, box = self._view.image.group_configs, self._box
+        return (
+            group_number(configs, group_id, "streams.session.timeout.ms", box.integer("group.streams.session.timeout.ms")),
+            group_number(configs, group_id, "streams.heartbeat.interval.ms", box.integer("group.streams.heartbeat.interval.ms")),
+        )
+
+    def streams_options(self, group_id: str) -> StreamsOptions:
+        configs, box = self._view.image.group_configs, self._box
+        return StreamsOptions(
+            group_number(configs, group_id, "streams.num.standby.replicas", box.integer("group.streams.num.standby.replicas")),
+            group_number(configs, group_id, "streams.initial.rebalance.delay.ms", box.integer("group.streams.initial.rebalance.delay.ms")),
+        )
+
+    def create_internal(self, group_id: str, member_id: str, missing: Sequence[InternalTopic]) -> str:
+        denied = self._rights.not_created(group_id, member_id, [topic.name for topic in missing]) if self._rights is not None else []
+        allowed = [topic for topic in missing if topic.name not in denied]
+        refused = self.creations.create(allowed, self._now_ms()) if allowed and self.creations is not None else ""
+        return "; ".join(filter(None, [f"Unauthorized to CREATE on topics {', '.join(denied)}." if denied else "", refused]))
 
     def visible(self, group_id: str, member_id: str, names: frozenset[str]) -> frozenset[str] | None:
         return names if self._rights is None else self._rights.visible(group_id, member_id, names)
@@ -198,6 +223,56 @@ class LegacyOffsetRequests:
             on_fetched({TopicPartition(topic, partition): offset for topic, partition, offset in found})
 
         self._controller.request(FETCH_LEGACY_OFFSETS, orjson.dumps(document), TIMEOUT_MS, on_answer)
+
+
+# ---- internal topics of streams groups, by way of the controller
+
+
+CREATION_MS: Final = 10_000
+CREATED_AT_ONCE_MAX: Final = 10_000
+CREATE_TOPICS_VERSION: Final = 7
+
+
+class TopicCreations:
+    """CreateTopics requests in the name of the box: the coordinator has looked at the member's rights. Every heartbeat of a group asks for what is missing,
+    so a topic that is under way is not asked for again, and neither is one that was refused within `CREATION_MS`, whose error members get."""
+
+    def __init__(self, controller: ControllerLink) -> None:
+        self._controller = controller
+        self._under_way: dict[str, int] = {}
+        """Topic → until when it is waited for."""
+        self._refused: dict[str, tuple[int, str]] = {}
+
+    def create(self, topics: Iterable[InternalTopic], now_ms: int) -> str:
+        """Begin to create topics; return what refused them of late, or ""."""
+        self._under_way = {name: until_ms for name, until_ms in self._under_way.items() if until_ms > now_ms}
+        self._refused = {name: refused for name, refused in self._refused.items() if refused[0] > now_ms}
+        texts = [f"{topic.name}: {self._refused[topic.name][1]}" for topic in topics if topic.name in self._refused]
+        due = [topic for topic in topics if topic.name not in self._under_way and topic.name not in self._refused]
+        if due and len(self._under_way) + len(due) <= CREATED_AT_ONCE_MAX:
+            self._under_way.update({topic.name: now_ms + CREATION_MS for topic in due})
+            self._ask(due, now_ms)
+        return f"Creation failed: {', '.join(texts)}" if texts else ""
+
+    def _ask(self, due: Sequence[InternalTopic], now_ms: int) -> None:
+        wanted = tuple(
+            topic_apis.CreatableTopic(
+                topic.name, topic.partitions, topic.replication_factor or -1, (), tuple(topic_apis.TopicConfig(*config) for config in topic.configs)
+            )
+            for topic in due
+        )
+        body = topic_apis.CREATE_TOPICS_REQUEST.encode(CREATE_TOPICS_VERSION, topic_apis.CreateTopicsRequest(wanted, CREATION_MS))
+
+        def on_answer(payload: bytes | None) -> None:
+            results = topic_apis.CREATE_TOPICS_RESPONSE.decode(payload, 0, len(payload), CREATE_TOPICS_VERSION).topics if payload else ()
+            for result in results:
+                self._under_way.pop(result.name, None)
+                if result.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+                    text = result.error_message or known_error(result.error_code).name
+                    self._refused[result.name] = now_ms + CREATION_MS, text
+
+        request = pack_kafka_request(ApiKey.CREATE_TOPICS, CREATE_TOPICS_VERSION, "", "", body, OF_BOX.pack())
+        self._controller.request(KAFKA_REQUEST, request, CREATION_MS, on_answer)
 
 
 def _read(payload: bytes | None) -> dict[str, Any]:

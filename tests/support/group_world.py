@@ -48,7 +48,7 @@ from appliance.protocol.topic_partitions import TopicPartitions
 from appliance.protocol.transaction_apis import TxnOffsetCommitPartition, TxnOffsetCommitRequest, TxnOffsetCommitResponse, TxnOffsetCommitTopic
 from services.coordinator.groups.group_coordinator import GroupCoordinator
 from services.coordinator.groups.member import ClientIdentity
-from services.coordinator.groups.ports import GroupSettings, KnownTopic, NameBound
+from services.coordinator.groups.ports import GroupSettings, InternalTopic, KnownTopic, NameBound, StreamsOptions
 
 Response = TypeVar("Response")
 
@@ -150,6 +150,9 @@ class KnownTopics:
         self._ids = {name: TopicId(bytes([number] * 16)) for number, name in enumerate(self.counts, 1)}
         self._ids_given = len(self._ids)
         self.timing: dict[str, tuple[int, int]] = {}
+        self.options = StreamsOptions(0, 0)
+        self.asked: dict[str, InternalTopic] = {}
+        self.refuses = ""
 
     def has_partition(self, topic: str, partition: int) -> bool:
         return 0 <= partition < self.counts.get(topic, 0)
@@ -162,6 +165,22 @@ class KnownTopics:
 
     def consumer_timing(self, group_id: str) -> tuple[int, int]:
         return self.timing.get(group_id, (45_000, 5_000))
+
+    def streams_timing(self, group_id: str) -> tuple[int, int]:
+        return self.timing.get(group_id, (45_000, 5_000))
+
+    def streams_options(self, group_id: str) -> StreamsOptions:
+        return self.options
+
+    def create_internal(self, group_id: str, member_id: str, missing: Sequence[InternalTopic]) -> str:
+        """They come with `create_asked`."""
+        self.asked.update({topic.name: topic for topic in missing})
+        return self.refuses
+
+    def create_asked(self) -> None:
+        for name, topic in self.asked.items():
+            self.set_count(name, topic.partitions)
+        self.asked.clear()
 
     def visible(self, _group_id: str, member_id: str, names: frozenset[str]) -> frozenset[str] | None:
         hidden = self.hidden.get(member_id, frozenset())

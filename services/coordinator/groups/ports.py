@@ -23,6 +23,22 @@ class KnownTopic(NamedTuple):
     partition_count: int
 
 
+class InternalTopic(NamedTuple):
+    """A topic that a streams group needs and that is to be created; 0 replicas: the cluster's default. Configs as (name, value)."""
+
+    name: str
+    partitions: int
+    replication_factor: int
+    configs: tuple[tuple[str, str], ...]
+
+
+class StreamsOptions(NamedTuple):
+    """What a streams group is assigned by: standbys of each task with state, and how long a new group waits for members."""
+
+    standby_count: int = 0
+    initial_delay_ms: int = 3_000
+
+
 class Topics(Protocol):
     """The metadata image, as far as offsets and assignments need it."""
 
@@ -44,6 +60,14 @@ class Topics(Protocol):
 
     def visible(self, group_id: str, member_id: str, names: frozenset[str]) -> frozenset[str] | None:
         """Of topics that an expression matches, those that the member may describe; None: its principal is not known yet."""
+
+    def streams_timing(self, group_id: str) -> tuple[int, int]:
+        """As `consumer_timing`, of members of a streams group."""
+
+    def streams_options(self, group_id: str) -> StreamsOptions: ...
+
+    def create_internal(self, group_id: str, member_id: str, missing: Sequence[InternalTopic]) -> str:
+        """Begin to create topics in the name of a member, unless that is under way; return what keeps them from being created, or ""."""
 
 
 class LegacyOffsets(Protocol):
@@ -99,6 +123,7 @@ class GroupSettings(NamedTuple):
     max_groups: int = 20_000
     group_consumer_max_size: int = 10_000
     group_consumer_regex_max: int = 1_000
+    group_streams_max_size: int = 1_000
     offset_metadata_max_bytes: int = 4_096
     offsets_retention_minutes: int = 10_080
     offsets_retention_check_interval_ms: int = 600_000
