@@ -45,6 +45,12 @@ from appliance.protocol.group_offset_apis import (
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
+from appliance.protocol.streams_apis import (
+    StreamsGroupDescribeRequest,
+    StreamsGroupDescribeResponse,
+    StreamsGroupHeartbeatRequest,
+    StreamsGroupHeartbeatResponse,
+)
 from appliance.protocol.transaction_apis import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 from appliance.runtime.timers import Timers
 from services.coordinator.groups.consumer_groups import ConsumerGroups, end_membership
@@ -58,6 +64,7 @@ from services.coordinator.groups.offset_commits import OffsetCommits, OffsetFetc
 from services.coordinator.groups.offset_removal import OffsetRemoval
 from services.coordinator.groups.ports import GroupSettings, LegacyOffsets, OnRefused, Topics
 from services.coordinator.groups.rebalances import MemberDepartures, Rebalances
+from services.coordinator.streams.streams_groups import Memberships, StreamsGroups, end_streams
 
 REPLIES_A_TURN: Final = 256
 ANSWERS_A_TURN: Final = 256
@@ -92,7 +99,8 @@ class GroupCoordinator:
         self._removal = OffsetRemoval(settings, self.directory, self._timers, self._replies, self._log, topics)
         self._views = GroupViews(self.directory)
         self._consumers = ConsumerGroups(settings, self.directory, self._rebalances, self._replies, self._log, self._timers, topics, new_member_id)
-        self._loading = GroupLoading(settings, self.directory, self._rebalances, self._log, self._consumers)
+        self._streams = StreamsGroups(settings, self.directory, self._rebalances, self._replies, self._log, self._timers, topics)
+        self._loading = GroupLoading(settings, self.directory, self._rebalances, self._log, Memberships(self._consumers, self._streams))
 
     @property
     def skipped_records(self) -> int:
@@ -144,6 +152,18 @@ class GroupCoordinator:
     ) -> None:
         again = partial(self._again, self.consumer_group_heartbeat, request, version, client, reply)
         self._consumers.heartbeat(request, version, client, now_ms, reply, again)
+        self._send()
+
+    def streams_group_heartbeat(
+        self,
+        request: StreamsGroupHeartbeatRequest,
+        version: int,
+        client: ClientIdentity,
+        now_ms: int,
+        reply: Callable[[StreamsGroupHeartbeatResponse], None],
+    ) -> None:
+        again = partial(self._again, self.streams_group_heartbeat, request, version, client, reply)
+        self._streams.heartbeat(request, client, now_ms, reply, again)
         self._send()
 
     def _again(self, rule: Callable[..., None], request: object, version: int, client: ClientIdentity, reply: object, now_ms: int) -> None:
@@ -210,6 +230,17 @@ class GroupCoordinator:
         self._replies.say(reply, self._consumers.describe(request))
         self._send()
 
+    def streams_group_describe(
+        self,
+        request: StreamsGroupDescribeRequest,
+        version: int,
+        client: ClientIdentity,
+        now_ms: int,
+        reply: Callable[[StreamsGroupDescribeResponse], None],
+    ) -> None:
+        self._replies.say(reply, self._streams.describe(request))
+        self._send()
+
     def list_groups(self, request: ListGroupsRequest, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[ListGroupsResponse], None]) -> None:
         self._replies.say(reply, self._views.list_groups(request))
         self._send()
@@ -236,6 +267,7 @@ class GroupCoordinator:
             if hosted.classic is not None:
                 self._rebalances.abandon(hosted.classic, ErrorCode.NOT_COORDINATOR, now_ms)
             end_membership(hosted, ErrorCode.NOT_COORDINATOR)
+            end_streams(hosted, ErrorCode.NOT_COORDINATOR)
         self._send()
 
     # ---- time
