@@ -1,5 +1,5 @@
 """Clients of a cluster that keep their own ledgers (`cluster_history.py` judges them): producers with acks=all, plain, idempotent and transactional, and
-readers that read along.
+readers that read along, alone and as members of a group.
 
 All are librdkafka in threads of the test; started `inside` the clients' machine, they and their sockets belong there. Chance is a seed.
 Weak spot: a record that librdkafka gives up (after `GIVE_UP_MS`) counts as refused, although it may be in the log.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from lab.cluster_history import ABORTED, ACKNOWLEDGED, COMMITTED, REFUSED, UNKNOWN, Sent
+from lab.cluster_history import ABORTED, ACKNOWLEDGED, COMMITTED, REFUSED, UNKNOWN, EndAnswer, Sent, TimedRead
 from lab.load import QUICK_RECONNECT
 
 GIVE_UP_MS = 60_000
@@ -68,6 +68,8 @@ class AllAcks(_Thread):
         self.topic, self.is_idempotent = topic, is_idempotent
         self.sent: list[Sent] = []
         self.acknowledged_at: dict[int, list[float]] = defaultdict(list)
+        self.acknowledged: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        """Partition → (moment, offset)."""
         self.errors: dict[str, int] = defaultdict(int)
         self.broken: list[str] = []
         """What ended the producer before its time; an idempotent one has an answer that it cannot go on after."""
@@ -106,6 +108,7 @@ class AllAcks(_Thread):
             return
         self.sent.append(Sent(value.decode(), partition, ACKNOWLEDGED, -1 if offset is None else offset))
         self.acknowledged_at[partition].append(time.monotonic())
+        self.acknowledged[partition].append((time.monotonic(), -1 if offset is None else offset))
 
 
 class Transactions(_Thread):
@@ -116,6 +119,7 @@ class Transactions(_Thread):
         self.topic = topic
         self.sent: list[Sent] = []
         self.fates: dict[int, str] = {}
+        self.commit_asked_at: dict[int, float] = {}
         self.errors: dict[str, int] = defaultdict(int)
         self.broken: list[str] = []
         self._partitions, self._random = partitions, random.Random(seed)
@@ -163,6 +167,7 @@ class Transactions(_Thread):
             producer.produce(self.topic, value.encode(), partition=partition)
         if self._random.random() < 0.2:
             return self._abort(producer)
+        self.commit_asked_at[transaction] = time.monotonic()
         while True:
             try:
                 producer.commit_transaction(15)
@@ -193,10 +198,10 @@ class Reader(_Thread):
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, isolation: str = "read_uncommitted", name: str = "reader") -> None:
         super().__init__()
-        self.topic = topic
+        self.topic, self.isolation = topic, isolation
         self.seen: dict[int, list[tuple[int, str]]] = {partition: [] for partition in range(partitions)}
+        self.reads: list[TimedRead] = []
         self.errors: dict[str, int] = defaultdict(int)
-        self.positions: dict[int, int] = {}
         options: dict[str, Any] = {"bootstrap.servers": bootstrap, "group.id": name, "enable.auto.commit": False, "auto.offset.reset": "error"}
         reading = {"fetch.wait.max.ms": 100, "isolation.level": isolation, "enable.partition.eof": True, "socket.timeout.ms": 2500, "check.crcs": True}
         self._consumer = Consumer({**options, **reading, **IMPATIENT})
@@ -222,6 +227,7 @@ class Reader(_Thread):
         else:
             assert partition is not None and offset is not None and value is not None
             self.seen[partition].append((offset, value.decode()))
+            self.reads.append(TimedRead(partition, value.decode(), time.monotonic()))
 
 
 def read_all(bootstrap: str, wanted: Iterable[tuple[str, str]], partitions: int, seconds: float = 20.0) -> list[dict[int, list[tuple[int, str]]]]:
@@ -241,6 +247,107 @@ def read_all(bootstrap: str, wanted: Iterable[tuple[str, str]], partitions: int,
         for reader in readers:
             reader.join()
     return [reader.seen for reader in readers]
+
+
+class GroupMember(_Thread):
+    """A member of a group, which reads, then commits what it has read, and waits for the answer; `events` are those of `copy_history`. After a commit whose
+    fate it does not know it comes again as another member, so that what is still on its way is refused."""
+
+    def __init__(self, bootstrap: str, topic: str, group: str) -> None:
+        super().__init__()
+        self.topic = topic
+        self.events: list[dict[str, Any]] = []
+        self.errors: dict[str, int] = defaultdict(int)
+        times = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 500, "fetch.wait.max.ms": 50, "socket.timeout.ms": 2500}
+        self._options = {**IMPATIENT, **times, "bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False, "auto.offset.reset": "earliest"}
+        self._gathered: dict[int, list[int]] = {}
+
+    def _write(self, event: str, **fields: Any) -> None:
+        self.events.append({"event": event, "at": time.monotonic_ns(), **fields})
+
+    def run(self) -> None:
+        while not self._stop.is_set():
+            consumer = Consumer(self._options)
+            try:
+                self._write("start")
+                consumer.subscribe([self.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke)
+                while not self._stop.is_set():
+                    self._poll(consumer)
+                    if self._gathered:
+                        self._commit(consumer)
+            except KafkaException as error:
+                self.errors[error.args[0].name()] += 1
+            finally:
+                consumer.close()
+
+    def _poll(self, consumer: Consumer) -> None:
+        """One message a call: a rebalance comes between two, and what was gathered before it is not committed."""
+        self._gathered = {}
+        until = time.monotonic() + 0.1
+        while (left := until - time.monotonic()) > 0:
+            message = consumer.poll(left)
+            if message is not None and message.error() is not None:
+                self.errors[str(message.error().name())] += 1  # type: ignore[union-attr]
+            elif message is not None:
+                partition, offset = message.partition(), message.offset()
+                assert partition is not None and offset is not None
+                self._write("poll", offsets={partition: [offset]})
+                self._gathered.setdefault(partition, []).append(offset)
+
+    def _commit(self, consumer: Consumer) -> None:
+        ends = {partition: offsets[-1] + 1 for partition, offsets in self._gathered.items()}
+        self._write("commit", ends=ends)
+        told = consumer.commit(offsets=[TopicPartition(self.topic, partition, end) for partition, end in ends.items()], asynchronous=False)
+        assert told is not None
+        for each in told:
+            if each.error is not None:
+                raise KafkaException(each.error)
+        self._write("committed", ends=ends)
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._gathered = {}
+        while partitions and not self._stop.is_set():
+            asked_at = time.monotonic_ns()
+            try:
+                told = consumer.committed(partitions, 5)
+            except KafkaException as error:
+                self.errors[error.args[0].name()] += 1
+                continue
+            if all(each.error is None for each in told):
+                positions = {each.partition: max(0, each.offset) for each in told}
+                consumer.assign([TopicPartition(self.topic, partition, offset) for partition, offset in positions.items()])
+                self._write("assign", positions=positions, asked_at=asked_at)
+                return
+
+    def _on_revoke(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
+        self._gathered = {}
+        self._write("revoke")
+
+
+class EndsWatcher(_Thread):
+    """Asks for the ends of all partitions (ListOffsets), one request after the other."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+        super().__init__()
+        self.topic, self._partitions = topic, partitions
+        self.answers: list[EndAnswer] = []
+        self.errors: dict[str, int] = defaultdict(int)
+        self._consumer = Consumer({**IMPATIENT, "bootstrap.servers": bootstrap, "group.id": "ends", "socket.timeout.ms": 2500})
+
+    def run(self) -> None:
+        try:
+            while not self._stop.wait(PAUSE_SECONDS):
+                for partition in range(self._partitions):
+                    asked_at = time.monotonic()
+                    try:
+                        bounds = self._consumer.get_watermark_offsets(TopicPartition(self.topic, partition), timeout=3)
+                    except KafkaException as error:
+                        self.errors[error.args[0].name()] += 1
+                        continue
+                    if bounds is not None:
+                        self.answers.append(EndAnswer(partition, asked_at, bounds[1]))
+        finally:
+            self._consumer.close()
 
 
 class Repeated(_Thread):

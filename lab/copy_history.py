@@ -48,7 +48,7 @@ def findings(
             found.append(Finding(INCONSISTENT_OFFSET, partition, f"the group stands at {committed.get(partition)} of {end}"))
     for history in histories:
         found += _polls(history)
-    return found + _assignments(histories)
+    return found + assignment_findings(histories)
 
 
 def faults(mode: str, found: Sequence[Finding]) -> list[Finding]:
@@ -88,7 +88,7 @@ def _polls(history: Sequence[Event]) -> list[Finding]:
     return found
 
 
-def _assignments(histories: Sequence[Sequence[Event]]) -> list[Finding]:
+def assignment_findings(histories: Sequence[Sequence[Event]]) -> list[Finding]:
     """A copier that is assigned a partition begins no earlier than the commits known when it asked, and no later than any commit begun by then."""
     committed: dict[int, list[tuple[int, int]]] = defaultdict(list)
     attempted: dict[int, list[tuple[int, int]]] = defaultdict(list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,17 +14,28 @@ from lab.cluster_history import (
     ACKNOWLEDGED,
     COMMITTED,
     DUPLICATE,
+    END_WENT_BACK,
     INCONSISTENT_OFFSET,
+    INTERMEDIATE_READ,
     INVENTED,
     LOST,
+    LOST_COMMIT,
     NON_MONOTONIC_POLL,
     OUT_OF_ORDER,
     REFUSED,
+    SKIPPED_POLL,
+    STALE_END,
     TORN,
     UNKNOWN,
+    EndAnswer,
     Sent,
+    TimedRead,
     acknowledged_findings,
+    end_findings,
+    group_findings,
+    premature_findings,
     reader_findings,
+    skipped_findings,
     transaction_findings,
 )
 from lab.replica_comparison import differences, replica_directories
@@ -90,6 +102,84 @@ def test_an_offset_means_one_record_to_all_readers_and_is_read_once() -> None:
     assert reader_findings([GOOD, {0: GOOD[0][:1]}, {0: GOOD[0][1:]}]) == []
     assert [finding.kind for finding in reader_findings([GOOD, {0: [(0, "p:0"), (1, "p:4")]}])] == [INCONSISTENT_OFFSET]
     assert [finding.kind for finding in reader_findings([{0: [(1, "p:2"), (1, "p:2")]}])] == [NON_MONOTONIC_POLL]
+
+
+def test_a_reader_that_leaves_a_record_out_is_found_and_one_that_is_not_at_the_end_yet_is_good() -> None:
+    final = {0: [(0, "p:0"), (2, "p:1"), (3, "p:2")]}
+    assert skipped_findings(final, {0: final[0][:2]}) == []
+    assert [finding.kind for finding in skipped_findings(final, {0: [(0, "p:0"), (3, "p:2")]})] == [SKIPPED_POLL]
+    assert [finding.kind for finding in skipped_findings(final, {0: [(2, "p:1")]})] == [SKIPPED_POLL]
+
+
+@pytest.mark.parametrize(
+    ("value", "at", "kinds"),
+    [
+        ("t:0", 11.0, []),
+        ("t:0", 9.0, [INTERMEDIATE_READ]),
+        ("t:2", 11.0, [ABORTED_READ]),
+        ("t:3", 11.0, [ABORTED_READ]),  # its commit was never asked for
+        ("t:9", 11.0, [INVENTED]),
+    ],
+)
+def test_a_reader_of_committed_records_gets_none_that_is_aborted_or_not_yet_committed(value: str, at: float, kinds: list[str]) -> None:
+    found = premature_findings(TRANSACTIONAL, FATES, {0: 10.0, 1: 10.0}, [TimedRead(0, value, at)])
+    assert [finding.kind for finding in found] == kinds
+
+
+LOG = {0: [(0, "p:0"), (1, "p:1"), (3, "p:2"), (4, "p:3")]}
+
+
+def member(*events: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"at": 10 * number, **event} for number, event in enumerate(({"event": "start"}, *events))]
+
+
+def assigned(position: int, asked_at: int) -> dict[str, Any]:
+    return {"event": "assign", "positions": {0: position}, "asked_at": asked_at}
+
+
+def polled(*offsets: int) -> dict[str, Any]:
+    return {"event": "poll", "offsets": {0: list(offsets)}}
+
+
+def committing(end: int) -> list[dict[str, Any]]:
+    return [{"event": name, "ends": {0: end}} for name in ("commit", "committed")]
+
+
+@pytest.mark.parametrize(
+    ("events", "kinds"),
+    [
+        ((assigned(0, 1), polled(0, 1), *committing(2), assigned(2, 45), polled(3), *committing(4)), []),
+        ((assigned(0, 1), polled(0, 1), *committing(2), assigned(0, 35), polled(0, 1)), []),  # asked before the commit was answered
+        ((assigned(0, 1), polled(0, 1), *committing(2), assigned(0, 45), polled(0, 1)), [LOST_COMMIT]),
+        ((assigned(0, 1), polled(0), assigned(2, 25), polled(3)), [LOST_COMMIT]),
+        ((assigned(0, 1), polled(0, 3)), [SKIPPED_POLL]),
+        ((assigned(0, 1), polled(1)), [SKIPPED_POLL]),
+        ((assigned(0, 1), polled(0, 1, 1)), [NON_MONOTONIC_POLL]),
+        ((assigned(0, 1), polled(0), {"event": "revoke"}, polled(1)), [NON_MONOTONIC_POLL]),
+        ((assigned(0, 1), polled(0), *committing(4)), [SKIPPED_POLL]),
+    ],
+)
+def test_each_fault_of_a_group_is_found(events: tuple[dict[str, Any], ...], kinds: list[str]) -> None:
+    assert [finding.kind for finding in group_findings(LOG, [member(*events)])] == kinds
+
+
+def test_what_one_member_has_read_the_other_may_commit_behind() -> None:
+    other = [{"at": 1_000, "event": "start"}, {"at": 1_001, **assigned(2, 1_000)}, {"at": 1_002, **polled(3, 4)}]
+    assert group_findings(LOG, [member(assigned(0, 1), polled(0, 1), *committing(2)), other]) == []
+
+
+@pytest.mark.parametrize(
+    ("answers", "kinds"),
+    [
+        ([(1.5, 4), (3.0, 6)], []),
+        ([(1.5, 6), (1.6, 3)], []),  # asked a leader that was replaced, before all was mended
+        ([(1.5, 7), (3.0, 6)], [END_WENT_BACK]),
+        ([(3.0, 5)], [STALE_END]),
+    ],
+)
+def test_an_end_offset_neither_goes_back_nor_is_below_what_was_acknowledged(answers: list[tuple[float, int]], kinds: list[str]) -> None:
+    told = [EndAnswer(0, asked_at, end) for asked_at, end in answers]
+    assert [finding.kind for finding in end_findings({0: [(1.0, 3), (2.0, 5), (4.0, 9)]}, told, 2.5)] == kinds
 
 
 def batch(base_offset: int, *values: bytes) -> bytes:
