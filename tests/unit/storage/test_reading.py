@@ -13,7 +13,9 @@ from appliance.records.batch import read_batch_header, stamp_batch
 from appliance.records.builder import BatchBuilder
 from appliance.records.compression import Codec, CorruptBatch
 from appliance.records.control_batch import EndTransactionMarker, build_end_transaction_batch
+from appliance.storage import file_io
 from appliance.storage.dump import dump_file
+from appliance.storage.indexes import OFFSET_ENTRY, OffsetIndex
 from appliance.storage.log_config import LogConfig
 from appliance.storage.reading import READS_AHEAD, LogReading, OffsetOutOfRange, ReadAhead
 from tests.unit.storage.storage_support import NOW_MS, batch, failing_file_calls, open_log
@@ -91,6 +93,23 @@ def test_a_look_up_returns_where_the_next_reads_of_so_many_bytes_begin(reading: 
 
 def test_nothing_is_looked_for_ahead_unless_it_is_asked_for(reading: LogReading) -> None:
     assert reading.locate(0, 40).ahead == () and reading.locate(0, 40, 100).ahead
+
+
+def test_an_index_is_read_by_blocks_and_as_far_as_it_has_grown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up with reads ahead takes a hundred entries; each by a read of its own was a tenth of a consumer's cost."""
+    path = tmp_path / "00000000000000000100.index"
+    path.write_bytes(b"".join(OFFSET_ENTRY.pack(10 * number, 1000 * number) for number in range(1400)))
+    reads: list[int] = []
+    pread = file_io.pread
+    monkeypatch.setattr(file_io, "pread", lambda fd, size, position: reads.append(position) or pread(fd, size, position))
+    with path.open("rb") as file:
+        index = OffsetIndex(file.fileno(), 100)
+        assert [index.lookup(100 + 10 * number + 3) for number in range(1400)] == [(100 + 10 * number, 1000 * number) for number in range(1400)]
+        assert [index.count_at_or_before(1000 * number + 1) for number in range(1400)] == list(range(1, 1401))
+        assert sorted(set(reads)) == [0, 4096, 8192, 11200] and len(reads) == 4
+        with path.open("ab") as growing:
+            growing.write(OFFSET_ENTRY.pack(14_000, 1_400_000))
+        assert index.lookup(20_000) == (14_100, 1_400_000) and len(reads) == 6
 
 
 def test_new_segments_appear_after_a_refresh(tmp_path: Path) -> None:
