@@ -91,6 +91,7 @@ def look_at_network(box: Box, is_running: bool) -> list[Finding]:
         *advertised(box, is_running),
         access(box),
         *certificates(box, SystemClock()),
+        *encryption(box),
         creation_by_name(box),
         *ports(box, is_running),
         *ensemble(box, is_running),
@@ -129,6 +130,17 @@ def certificates(box: Box, clock: Clock) -> list[Finding]:
         else:
             found.append((problem if days < 0 else warning)("certificate", words, advice))
     return found
+
+
+def encryption(box: Box, kernel_tls: str = "/proc/net/tls_stat") -> list[Finding]:
+    """Say where records of TLS are encrypted. `kernel_tls`: a file that exists if the kernel has loaded its TLS."""
+    names = [each.name for each in box.kafka_listeners if is_encrypted(each.protocol)]
+    if not names:
+        return []
+    import ssl  # OpenSSL takes 4 MB
+
+    kernel = "has kernel TLS (kTLS), which the box does not use" if os.path.exists(kernel_tls) else "has no kernel TLS (kTLS) loaded"
+    return [ok("encryption", f"TLS of {', '.join(names)} is encrypted in user space, by {ssl.OPENSSL_VERSION}; this kernel {kernel}")]
 
 
 def creation_by_name(box: Box) -> Finding:

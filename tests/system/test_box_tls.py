@@ -51,6 +51,18 @@ def listener_settings(keystore: str, authority: Path, *, switched: bool) -> dict
     }
 
 
+def login_settings(password_file: str, mechanism: str) -> dict[str, object]:
+    """Of boxes that log in to each other, on a SASL_SSL listener."""
+    return {
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,BOXES:SASL_SSL",
+        "inter.broker.user": "boxes",
+        "inter.broker.password.file": password_file,
+        "sasl.mechanism.inter.broker.protocol": mechanism,
+        "listener.name.boxes.sasl.enabled.mechanisms": mechanism,
+        "authorizer.class.name": AUTHORIZERS[1],
+    }
+
+
 def ports(box: RunningBox) -> dict[str, int]:
     return {listener.name: listener.port for listener in load_box(box.layout).kafka_listeners}
 
@@ -183,20 +195,34 @@ def test_another_box_acts_for_a_user_of_its_console_and_no_other_client_does(pla
 
 
 class ChangingBoxes(ThreeBoxes):
-    """Three boxes, each with its own certificate, that change to TLS one by one. `switched`: those whose next start is on TLS."""
+    """Three boxes, each with its own certificate, that change to TLS one by one. `switched`: those whose next start is on TLS.
 
-    def __init__(self, directory: Path) -> None:
+    With SASL_SSL they log in to each other, and the client logs in as one of their users.
+    """
+
+    def __init__(self, directory: Path, protocol: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self.authority = Authority(directory)
+        self.authority, self.protocol = Authority(directory), protocol
+        self.password = directory / "password"
+        self.password.touch(0o600)
+        self.password.write_text("a password of boxes\n")
         self._keystores = {
             number: write_keystore(directory / f"box{number}.pem", self.authority.sign(f"broker-{number}", "IP:127.0.0.1")) for number in (1, 2, 3)
         }
         self.switched: set[int] = set()
         self._listener_ports: dict[int, dict[str, int]] = {}
         super().__init__(directory)
+        if protocol == "SASL_SSL":
+            for name in ("boxes", "client"):
+                user.add(name, password_file=str(self.password), bootstrap=f"127.0.0.1:{ports(self.boxes[1])['PLAINTEXT']}")
 
     def settings_of(self, broker_id: int) -> Mapping[str, object]:
         own = listener_settings(self._keystores[broker_id], self.authority.certificate, switched=broker_id in self.switched)
+        if self.protocol == "SASL_SSL":
+            own |= login_settings(str(self.password), "SCRAM-SHA-512")
+            own |= {"listener.name.boxes.ssl.client.auth": "none", "super.users": "User:boxes;User:client"}
+            if len(self.switched) <= 3:  # in clear text a box is anybody at its address
+                own["super.users"] = "User:boxes;User:client;User:ANONYMOUS"
         where = self._listener_ports.get(broker_id, {"PLAINTEXT": 0, "BOXES": 0})
         names = list(where) if len(self.switched) <= 3 else ["BOXES"]  # the last round: the one in clear text is gone
         own |= {"listeners": ",".join(f"{name}://127.0.0.1:{where[name]}" for name in names)}
@@ -211,14 +237,15 @@ class ChangingBoxes(ThreeBoxes):
         self.await_all()
 
     def client_settings(self) -> dict[str, object]:
-        made = self.authority.sign("client", "DNS:client")
-        return {
+        wanted = {
             "bootstrap.servers": ",".join(f"127.0.0.1:{ports(box)['BOXES']}" for box in self.boxes.values()),
-            "security.protocol": "ssl",
+            "security.protocol": self.protocol.lower(),
             "ssl.ca.location": str(self.authority.certificate),
-            "ssl.certificate.location": str(made.certificate),
-            "ssl.key.location": str(made.private_key),
         }
+        if self.protocol == "SASL_SSL":
+            return {**wanted, "sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "client", "sasl.password": "a password of boxes"}
+        made = self.authority.sign("client", "DNS:client")
+        return {**wanted, "ssl.certificate.location": str(made.certificate), "ssl.key.location": str(made.private_key)}
 
 
 class BoxesThatLogIn(ThreeBoxes):
@@ -238,13 +265,9 @@ class BoxesThatLogIn(ThreeBoxes):
             "listeners": "PLAINTEXT://127.0.0.1:0,BOXES://127.0.0.1:0",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,BOXES:SASL_SSL",
             "inter.broker.listener.name": "BOXES",
-            "inter.broker.user": "boxes",
-            "inter.broker.password.file": str(self.password),
-            "sasl.mechanism.inter.broker.protocol": self.mechanism,
-            "listener.name.boxes.sasl.enabled.mechanisms": self.mechanism,
+            **login_settings(str(self.password), self.mechanism),
             "listener.name.boxes.ssl.keystore.location": self.keystore,
             "listener.name.boxes.ssl.truststore.location": str(self.authority.certificate),
-            "authorizer.class.name": AUTHORIZERS[1],
             "super.users": "User:boxes;User:ANONYMOUS",
             "host.figures.interval.ms": 1000,
             "default.replication.factor": 3,
@@ -321,8 +344,9 @@ def test_boxes_log_in_to_each_other_and_other_users_are_no_boxes(tmp_path: Path,
 
 
 @pytest.mark.deep
-def test_a_cluster_changes_to_tls_box_by_box_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
-    boxes = ChangingBoxes(tmp_path / "boxes")
+@pytest.mark.parametrize("protocol", ["SSL", "SASL_SSL"])
+def test_a_cluster_changes_to_tls_box_by_box_and_nothing_acknowledged_is_lost(tmp_path: Path, protocol: str) -> None:
+    boxes = ChangingBoxes(tmp_path / "boxes", protocol)
     try:
         _change(boxes)
     finally:

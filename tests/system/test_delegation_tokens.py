@@ -79,6 +79,7 @@ def start_a_box(directory: Path, zookeeper: RealZooKeeper) -> tuple[RunningBox, 
     box = start_box(
         directory / "box",
         disks=1,
+        acceptors=1,  # what one has read, all have
         zookeeper=zookeeper.connect,
         settings={
             "listeners": "PLAINTEXT://127.0.0.1:0,CLIENTS://127.0.0.1:0",

@@ -372,7 +372,13 @@ def test_a_delegation_token_has_the_rights_of_its_owner_and_makes_no_token(place
             refused = token.request(CREATE_TOKEN, token_apis.CreateDelegationTokenRequest())
             assert refused.error_code == ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
         assert alice.request(EXPIRE_TOKEN, token_apis.ExpireDelegationTokenRequest(made.hmac, -1)).error_code == 0
-        eventually(lambda: log_in() is None, "no login")
+
+        def is_refused() -> bool:
+            if (connection := log_in()) is not None:
+                connection.close()
+            return connection is None
+
+        eventually(is_refused, "no login")
     with closing(ClientConnection(Address("127.0.0.1", place.ports["PLAINTEXT"]))) as anonymous:
         refused = anonymous.request(CREATE_TOKEN, token_apis.CreateDelegationTokenRequest())
         assert refused.error_code == ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED

@@ -18,7 +18,18 @@ from appliance.command.disk_speed_probe import nameless_file, probe, residency_a
 from appliance.command.doctor import doctor
 from appliance.command.doctor_disks import ask_all, judge_disk, judge_residency, judge_sharing, judge_states, look_at_disks
 from appliance.command.doctor_machine import judge_clock_source, judge_clocks, judge_descriptors, judge_receive_buffer, judge_shared_memory, look_at_secrets
-from appliance.command.doctor_network import access, advertised, certificates, creation_by_name, is_local, judge_loopback, judge_zookeeper, ports, secret
+from appliance.command.doctor_network import (
+    access,
+    advertised,
+    certificates,
+    creation_by_name,
+    encryption,
+    is_local,
+    judge_loopback,
+    judge_zookeeper,
+    ports,
+    secret,
+)
 from appliance.command.findings import OK, PROBLEM, WARNING, Finding
 from appliance.security.tls_contexts import certificate_expiry
 from lab.certificates import Authority
@@ -280,3 +291,13 @@ def test_a_certificate_that_expires_is_named_in_time(tmp_path: Path, days: int, 
     (finding,) = certificates(box(listeners=[listener]), ManualClock((expires_s - days * 86_400) * 1000))
     assert finding.level == level and words in finding.words and str(made.certificate) in finding.words
     assert certificates(box(), ManualClock()) == []
+
+
+def test_where_tls_is_encrypted_is_said(tmp_path: Path) -> None:
+    listener = KafkaListener("BOXES", "SASL_SSL", "127.0.0.1", 0, "h", 0, {})
+    statistics = tmp_path / "tls_stat"
+    for words in ("has no kernel TLS", "has kernel TLS (kTLS), which the box does not use"):
+        (finding,) = encryption(box(listeners=[listener]), str(statistics))
+        assert finding.level == OK and words in finding.words and "BOXES is encrypted in user space, by OpenSSL" in finding.words
+        statistics.touch()
+    assert encryption(box()) == []
