@@ -20,6 +20,7 @@ from typing import Any
 
 from appliance.base.errors import MillraceError
 from lab import client_packages
+from lab.certificates import Authority
 from loadtest.benchmark import BenchmarkFailed, Say
 from loadtest.beside_kafka import page
 from loadtest.beside_kafka.clusters import kafka_cluster, millrace_cluster
@@ -104,6 +105,10 @@ def run_part(part: Part, cells: Sequence[Cell], kinds: Sequence[str], rounds: in
     directory = Path(tempfile.mkdtemp(prefix=f"{part.name}-", dir=scratch))
     tools = Tools(directory, LibrdkafkaClient(directory), Replayer(directory), scale, say)
     contenders = contenders_of(part, directory, kinds)
+    if part.has_tls:
+        authority = Authority(directory)
+        for contender in contenders:
+            contender.offer_tls(authority)
     machine, documents = describe_machine(scratch), list[dict[str, Any]]()
     try:
         with all_alive(contenders if part.lives_are_shared else []):

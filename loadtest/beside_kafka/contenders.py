@@ -15,7 +15,9 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
+from lab.certificates import Authority
 from lab.running_box import Address, RunningBox, eventually, processes_of, start_box
 from loadtest.benchmark import BenchmarkFailed
 from loadtest.memory import process_memory
@@ -39,6 +41,18 @@ def lasting_port() -> int:
     raise AssertionError
 
 
+class TlsEnd(NamedTuple):
+    """A listener with TLS: address, PEM file with key and certificate, that of the authority."""
+
+    address: str
+    keystore: str
+    authority: str
+
+    @property
+    def listener(self) -> str:
+        return f"TLS://{self.address}"
+
+
 class Contender(ABC):
     """One system under test, alive or not. `start`, `stop` and `kill` as often as wanted; the directories stay until `remove`."""
 
@@ -50,12 +64,25 @@ class Contender(ABC):
         self.directory = directory
         self.disks = [directory / f"d{index}" for index in range(DISKS)]
         self.kafka = Address("127.0.0.1", lasting_port())
+        self.tls: TlsEnd | None = None
         for disk in self.disks:
             disk.mkdir(parents=True)
 
     @property
     def bootstrap(self) -> str:
         return str(self.kafka)
+
+    def offer_tls(self, authority: Authority) -> None:
+        """Before the first start: a listener with TLS beside the one in clear text."""
+        keystore = authority.sign(self.directory.name, "IP:127.0.0.1").write_keystore(self.directory / "keystore.pem")
+        self.tls = TlsEnd(f"127.0.0.1:{lasting_port()}", str(keystore), str(authority.certificate))
+
+    @property
+    def client_options(self) -> dict[str, object]:
+        """Of librdkafka, for the listener with TLS if there is one."""
+        if self.tls is None:
+            return {}
+        return {"bootstrap.servers": self.tls.address, "security.protocol": "ssl", "ssl.ca.location": self.tls.authority}
 
     @property
     @abstractmethod
@@ -122,8 +149,15 @@ class Appliance(Contender):
         return self._box is not None
 
     def start(self) -> None:
-        settings = {"log.segment.delete.delay.ms": DELETE_DELAY_MS}
-        self._box = start_box(self.directory / "box", seconds=120, data=self.disks, settings=settings, kafka_port=self.kafka.port, **self._cluster)
+        settings: dict[str, object] = {"log.segment.delete.delay.ms": DELETE_DELAY_MS}
+        if self.tls is not None:
+            settings |= {
+                "listeners": f"PLAINTEXT://{self.bootstrap},{self.tls.listener}",
+                "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,TLS:SSL",
+                "ssl.keystore.location": self.tls.keystore,
+            }
+        port = self.kafka.port if self.tls is None else 0
+        self._box = start_box(self.directory / "box", seconds=120, data=self.disks, settings=settings, kafka_port=port, **self._cluster)
 
     def stop(self) -> None:
         box, self._box = self._living(), None

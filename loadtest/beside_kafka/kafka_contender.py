@@ -119,6 +119,14 @@ class KafkaContender(Contender):
 
     def _prepare(self) -> None:
         settings = {**SHIPPED, **HOUSEKEEPING, "log.dirs": ",".join(map(str, self.disks)), **self._own_settings()}
+        if self.tls is not None:
+            settings |= {name: f"{settings[name]},{self.tls.listener}" for name in ("listeners", "advertised.listeners") if name in settings}
+            settings |= {
+                "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,TLS:SSL",
+                "inter.broker.listener.name": "PLAINTEXT",
+                "ssl.keystore.type": "PEM",
+                "ssl.keystore.location": self.tls.keystore,
+            }
         self._properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         if not self._release.has_zookeeper:
             command = ["kafka.tools.StorageTool", "format", "--standalone", "-t", CLUSTER_ID, "-c", str(self._properties)]

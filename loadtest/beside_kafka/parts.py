@@ -7,10 +7,12 @@ from loadtest.beside_kafka.replicated import ReplicatedPart
 from loadtest.beside_kafka.replicated_partitions import ReplicatedPartitionsPart
 from loadtest.beside_kafka.requests import LatencyPart, RequestsPart
 from loadtest.beside_kafka.rows import Part, Row
-from loadtest.beside_kafka.throughput import ConsumePart, ProducePart
+from loadtest.beside_kafka.throttled import QuotasPart
+from loadtest.beside_kafka.throughput import ConsumePart, ProducePart, TlsPart
 
 _ALL: tuple[Part, ...] = (
-    ProducePart(), ConsumePart(), RequestsPart(), LatencyPart(), StartPart(), RestartPart(), PartitionsPart(), ReplicatedPart(), ReplicatedPartitionsPart()
+    ProducePart(), ConsumePart(), TlsPart(), QuotasPart(), RequestsPart(), LatencyPart(), StartPart(), RestartPart(), PartitionsPart(), ReplicatedPart(),
+    ReplicatedPartitionsPart(),
 )  # fmt: skip
 PARTS = {part.name: part for part in _ALL}
 

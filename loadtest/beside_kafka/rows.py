@@ -95,6 +95,8 @@ class Part(ABC):
     """Brokers of a contender; with more than one, Kafka is 3.9 with ZooKeeper."""
     idle_cores: float = 0.0
     """What contenders whose turn it is not may use beyond what is allowed to others: six idle brokers are not nothing."""
+    has_tls: bool = False
+    """Its clients use TLS."""
     lives_are_shared: bool = True
     """Contenders run all the time, next to each other; else a cell starts and stops the one whose turn it is, alone."""
 

@@ -61,9 +61,9 @@ def topic_of_a_turn(contender: Contender, partitions: int, written_bytes: int, c
 
 
 def produce(contender: Contender, tools: Tools, topic: str, records: int, value_bytes: int, acks: object, codec: str,
-            partitions: int = PARTITIONS) -> Report:  # fmt: skip
+            partitions: int = PARTITIONS, client_id: str = "") -> Report:  # fmt: skip
     """All producers at once: what they did together, from the start to the last acknowledgement."""
-    properties = {**PRODUCER, "acks": acks, "compression.type": codec}
+    properties = {**PRODUCER, "acks": acks, "compression.type": codec, **contender.client_options, **_named(client_id)}
     command = tools.librdkafka.producer(contender, topic, partitions, records // PRODUCERS, value_bytes, properties)
     with ExitStack() as stack:
         generators = [stack.enter_context(LoadGenerator(f"producer@{index}", command)) for index in range(PRODUCERS)]
@@ -79,8 +79,13 @@ def together(reports: Sequence[Report]) -> Report:
     return Report(sum(report.records for report in reports), max(report.seconds for report in reports), sum(report.cpu_seconds for report in reports))
 
 
-def consume(contender: Contender, tools: Tools, topic: str, records: int, value_bytes: int) -> Report:
-    command = tools.librdkafka.consumer(contender, topic, PARTITIONS, records, value_bytes, CONSUMER)
+def _named(client_id: str) -> dict[str, object]:
+    return {"client.id": client_id} if client_id else {}
+
+
+def consume(contender: Contender, tools: Tools, topic: str, records: int, value_bytes: int, client_id: str = "") -> Report:
+    properties = {**CONSUMER, **contender.client_options, **_named(client_id)}
+    command = tools.librdkafka.consumer(contender, topic, PARTITIONS, records, value_bytes, properties)
     with LoadGenerator("consumer", command) as generator:
         generator.await_ready()
         generator.go()
@@ -89,7 +94,7 @@ def consume(contender: Contender, tools: Tools, topic: str, records: int, value_
 
 def fill(contender: Contender, tools: Tools, topic: str, records: int, value_bytes: int, codec: str) -> None:
     """One producer, so that a value says its offset and the consumer can check it."""
-    properties = {**PRODUCER, "acks": 1, "compression.type": codec}
+    properties = {**PRODUCER, "acks": 1, "compression.type": codec, **contender.client_options}
     with LoadGenerator("filling producer", tools.librdkafka.producer(contender, topic, PARTITIONS, records, value_bytes, properties)) as generator:
         generator.await_ready()
         generator.go()
@@ -101,10 +106,11 @@ class Produce(Cell):
     value_bytes: int
     acks: str
     codec: str
+    over: str = ""
 
     @property
     def name(self) -> str:
-        return f"produce {SIZES[self.value_bytes][0]}, acks={self.acks}, {self.codec}"
+        return f"{self.over}produce {SIZES[self.value_bytes][0]}, acks={self.acks}, {self.codec}"
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -130,10 +136,11 @@ class Produce(Cell):
 class Consume(Cell):
     value_bytes: int
     codec: str
+    over: str = ""
 
     @property
     def name(self) -> str:
-        return f"consume {SIZES[self.value_bytes][0]}, {self.codec}"
+        return f"{self.over}consume {SIZES[self.value_bytes][0]}, {self.codec}"
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -178,3 +185,13 @@ class ConsumePart(_Streams):
     @property
     def cells(self) -> Sequence[Cell]:
         return [Consume(size, codec) for size in SIZES for codec in CODECS]
+
+
+class TlsPart(_Streams):
+    name = "tls"
+    title = "as produce and consume, over TLS 1.3"
+    has_tls = True
+
+    @property
+    def cells(self) -> Sequence[Cell]:
+        return [Produce(1024, "all", "none", "TLS: "), Consume(1024, "none", "TLS: ")]

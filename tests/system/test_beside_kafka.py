@@ -17,7 +17,7 @@ pytestmark = pytest.mark.system
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("words", [["produce", "--only", "1 KB, acks=1, lz4"], ["requests"], ["restart"]])
+@pytest.mark.parametrize("words", [["produce", "--only", "1 KB, acks=1, lz4"], ["requests"], ["restart"], ["tls"], ["quotas"]])
 def test_a_short_comparison_gives_a_table_and_leaves_nothing_behind(tmp_path: Path, words: list[str]) -> None:
     if shutil.which("java") is None:
         pytest.skip("Kafka needs a Java runtime")
