@@ -31,6 +31,7 @@ TOKEN_CHANGE_PREFIX: Final = "token_change_"  # noqa: S105
 TOKEN_ROOTS: Final = (TOKENS, TOKEN_CHANGES)
 TOKEN_MAGIC: Final = b"MRTI"
 _VERSION: Final = 3
+_PRINCIPAL_MAX: Final = 8_000
 
 
 def token_path(token_id: str) -> str:
@@ -72,11 +73,15 @@ def _token(document: Mapping[str, Any]) -> DelegationToken:
         raise ValueError(f"version {version}")
     owner = _principal(document["owner"])
     requester = _principal(document["tokenRequester"]) if version >= _VERSION else owner
-    times = [int(document[name]) for name in ("issueTimestamp", "expiryTimestamp", "maxTimestamp")]
+    times = [document[name] for name in ("issueTimestamp", "expiryTimestamp", "maxTimestamp")]
+    if any(type(time_ms) is not int or not 0 <= time_ms < 1 << 63 for time_ms in times):
+        raise ValueError("a time that no clock shows")
     return DelegationToken(str(document["tokenId"]), owner, requester, tuple(map(_principal, document["renewers"])), *times)
 
 
 def _principal(text: str) -> Principal:
+    if len(text) > _PRINCIPAL_MAX:
+        raise ValueError("a principal that no response has room for")
     return Principal.from_text(unquote_plus(text))
 
 

@@ -16,9 +16,13 @@ from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger, Severity
 from appliance.cluster.credential_image import CredentialFollower, CredentialImage
 from appliance.cluster.security_image import SECURITY_HEADER, SecurityImageUnreadable
+from appliance.cluster.token_image import TokenImage, decode_token, encode_token, token_path
 from appliance.cluster.user_znodes import sanitized, scram_texts, user_of_entity, user_of_node
+from appliance.cluster.znodes import DocumentUnreadable
 from appliance.records.crc32c import crc32c
+from appliance.security.delegation_tokens import DelegationToken
 from appliance.security.oauth import KeySet, TokenRefused, TokenRules, read_bearer
+from appliance.security.principals import Principal
 from appliance.security.scram import ScramClient, ScramCredential, ScramFailed, ScramMechanism, ScramServer, read_client_first, read_plain
 from services.acceptor.sasl_session import CheckedLogin, SaslSession
 from tests.fuzz.target import Target, Targets
@@ -35,6 +39,7 @@ _FRAMES = (
     b"\x00\x24\x00\x00\x00\x00\x00\x03\xff\xff\x00\x00\x00\x20" + _CLIENT_FIRST,
     b"\x00\x24\x00\x02\x00\x00\x00\x03\xff\xff\x00\x21" + _CLIENT_FIRST + b"\x00",
     b"\0user\0password",
+    b"\x00\x24\x00\x02\x00\x00\x00\x03\xff\xff\x00\x30" + _CLIENT_FIRST + b",tokenauth=true\x00",
 )
 
 
@@ -113,6 +118,9 @@ def fuzz_user_documents(data: bytes) -> None:
     user_of_entity(text)
     if text:
         assert user_of_node(sanitized(text)) == text
+    path = token_path("id")
+    with suppress(DocumentUnreadable):
+        assert decode_token(path, encode_token(decode_token(path, data))) == decode_token(path, data)
     payload = data[SECURITY_HEADER.size :]
     if len(data) >= SECURITY_HEADER.size:
         magic, version, zero, generation, _, _ = SECURITY_HEADER.unpack_from(data)
@@ -120,10 +128,13 @@ def fuzz_user_documents(data: bytes) -> None:
     with suppress(SecurityImageUnreadable):
         image = CredentialImage.decode(data)
         assert CredentialImage.decode(image.encode()) == image
+    with suppress(SecurityImageUnreadable):
+        tokens = TokenImage.decode(data)
+        assert TokenImage.decode(tokens.encode()) == tokens
 
 
 def _conversations() -> Iterator[bytes]:
-    for frames in ((0, 1, 3), (0, 1, 4), (2, 5), (1, 3, 3)):
+    for frames in ((0, 1, 3), (0, 1, 4), (2, 5), (1, 3, 3), (1, 6)):
         yield b"".join(bytes((len(_FRAMES[index]),)) + _FRAMES[index] for index in frames)
 
 
@@ -148,6 +159,10 @@ def _bearer_messages() -> Iterator[bytes]:
 def _documents() -> Iterator[bytes]:
     yield _CREDENTIAL.encode().encode()
     yield CredentialImage(3, b"secret", {"alice": {"SCRAM-SHA-256": _CREDENTIAL.encode()}}).encode()
+    alice = Principal("User", "alice")
+    token = DelegationToken("id", alice, alice, (alice,), 1, 2, 3)
+    yield encode_token(token)
+    yield TokenImage(3, {"id": (token, b"secret")}).encode()
 
 
 SASL_TARGETS: Targets = {

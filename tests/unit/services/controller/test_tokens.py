@@ -15,11 +15,12 @@ import pytest
 from appliance.base.clock import SystemClock
 from appliance.base.errors import ErrorCode
 from appliance.cluster.token_image import TokenImage, read_token_image
-from appliance.ipc.frames import connect_unix
+from appliance.ipc.frames import FrameSocket, connect_unix
 from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, pack_kafka_request
 from appliance.protocol import token_apis
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.protocol.forwarded_apis import CONTROLLER_APIS
+from appliance.protocol.schema import Message
 from appliance.protocol.token_apis import (
     CreateDelegationTokenRequest,
     DescribeDelegationTokenRequest,
@@ -28,6 +29,7 @@ from appliance.protocol.token_apis import (
     TokenPrincipal,
 )
 from appliance.security.principals import Principal, RequestOrigin
+from services.controller.admin.tokens import PUBLISH_MS
 from services.controller.zookeeper.requests import Create, Get, GetChildren, NoNode, SetData
 from tests.support.memory_zookeeper import MemoryZooKeeper
 from tests.support.stepped_controller import SteppedBox
@@ -42,15 +44,19 @@ class AdvancedClock(SystemClock):
 
     def __init__(self) -> None:
         self.ahead_ms = 0
+        self.still_ns: int | None = None
+
+    def stand_still(self) -> None:
+        self.still_ns = SystemClock.monotonic_ns()
 
     def advance_ms(self, milliseconds: int) -> None:
         self.ahead_ms += milliseconds
 
     def monotonic_ns(self) -> int:  # type: ignore[override]
-        return SystemClock.monotonic_ns() + self.ahead_ms * 1_000_000
+        return (SystemClock.monotonic_ns() if self.still_ns is None else self.still_ns) + self.ahead_ms * 1_000_000
 
     def monotonic_ms(self) -> int:  # type: ignore[override]
-        return SystemClock.monotonic_ms() + self.ahead_ms
+        return self.monotonic_ns() // 1_000_000
 
     def wall_ms(self) -> int:  # type: ignore[override]
         return SystemClock.wall_ms() + self.ahead_ms
@@ -87,19 +93,30 @@ class Boxes:
 
         box.until(turned, what)
 
-    def ask(self, box: SteppedBox, request: Any, user: str = "alice", version: int | None = None) -> Any:
-        api_key = next(key for key, (message, _) in CONTROLLER_APIS.items() if message.body is type(request))
-        message, response = CONTROLLER_APIS[api_key]
+    def send(self, box: SteppedBox, request: Any, user: str, version: int | None = None) -> FrameSocket:
+        api_key, message, _ = self.api_of(type(request))
         version = SERVED_APIS[api_key].version_max if version is None else version
         client = connect_unix(box.layout.controller_socket)
         assert client is not None
         origin = RequestOrigin(Principal("User", user), "CLIENTS").pack()
         client.send(KAFKA_REQUEST, 7, pack_kafka_request(api_key, version, "test", "127.0.0.1", message.encode(version, request), origin))
+        return client
+
+    def answer(self, client: FrameSocket, kind: type[Any], version: int | None = None) -> Any:
+        api_key, _, response = self.api_of(kind)
+        version = SERVED_APIS[api_key].version_max if version is None else version
         frames: list[Any] = []
         self.until(lambda: frames.extend(frame for frame in client.receive() if frame.kind == KAFKA_RESPONSE) or frames, f"an answer to {api_key}")
         client.close()
         payload = frames[0].payload
         return response.decode(payload, 0, len(payload), version)
+
+    @staticmethod
+    def api_of(kind: type[Any]) -> tuple[int, Message[Any], Message[Any]]:
+        return next((key, message, response) for key, (message, response) in CONTROLLER_APIS.items() if message.body is kind)
+
+    def ask(self, box: SteppedBox, request: Any, user: str = "alice", version: int | None = None) -> Any:
+        return self.answer(self.send(box, request, user, version), type(request), version)
 
     def create(self, box: SteppedBox, *renewers: TokenPrincipal, user: str = "alice", lifetime_ms: int = -1) -> Any:
         made = self.ask(box, CreateDelegationTokenRequest(None, None, renewers, lifetime_ms), user)
@@ -259,10 +276,20 @@ def test_a_principal_that_changes_tokens_without_end_hinders_no_other(boxes: Box
     boxes.create(box, user="bob")
     boxes.clock.advance_ms(15 * 60 * 1000)
     boxes.until(lambda: boxes.ask(box, RenewDelegationTokenRequest(made.hmac, 3_000_000)).error_code == 0, "it may again after 15 minutes")
+
+
+def test_tokens_that_change_at_about_the_same_time_are_published_together(boxes: Boxes) -> None:
+    box = boxes.start()
+    boxes.create(box)
+    boxes.clock.stand_still()
     before = image(box).generation
-    for number in range(5):
-        boxes.create(box, user=f"user-{number}")
-    assert image(box).generation <= before + 5 and len(image(box).tokens) == 7
+    clients = [boxes.send(box, CreateDelegationTokenRequest(), f"user-{number}") for number in range(5)]
+    boxes.until(lambda: len(boxes.nodes()) == 6, "all are written")
+    assert image(box).generation <= before + 1
+    boxes.clock.advance_ms(PUBLISH_MS)
+    answers = [boxes.answer(client, CreateDelegationTokenRequest) for client in clients]
+    assert all(answer.error_code == 0 and answer.token_id in image(box).tokens for answer in answers)
+    assert image(box).generation <= before + 2
 
 
 @pytest.mark.parametrize("key_file", ["", "missing"])
