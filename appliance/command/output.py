@@ -1,4 +1,5 @@
-"""How commands print: rich tables on a terminal, aligned plain text elsewhere; results on stdout, everything else on stderr.
+"""How commands print: rich tables on a terminal, aligned plain text elsewhere; results on stdout, everything else on stderr. A table that does
+not fit on the terminal is printed row by row.
 
 rich (25 ms, 10 MB) is imported at the first table on a terminal. Weak spot: the plain form measures characters, not cells, so wide
 characters misalign it.
@@ -51,21 +52,53 @@ def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str
 def _print_rich(columns: Sequence[Column], rows: Sequence[Sequence[str]], target: TextIO) -> None:
     from rich.console import Console
 
-    Console(file=target, highlight=False).print(rich_table(columns, rows))
+    console = Console(file=target, highlight=False)
+    if rows and _least_width(columns, rows) > console.width:
+        for number, row in enumerate(rows):
+            console.print(*([""] if number else []), _block(columns, row), sep="\n")
+    else:
+        console.print(rich_table(columns, rows))
 
 
 def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Table:
-    """The same table for a terminal; words that say how something is have their colour."""
+    """The same table for a terminal; words that say how something is have their colour. Texts are folded where it is narrow, numbers are not."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column.title, justify="right" if column.is_number else "left", overflow="fold")
+        table.add_column(column.title, justify="right" if column.is_number else "left", overflow="fold", no_wrap=column.is_number)
     for row in rows:
         table.add_row(*(Text(cell(text), style=_STYLES.get(text, "")) for text in row))
     return table
+
+
+NARROW_CHARACTERS = 8
+"""A column of texts is not made narrower."""
+
+
+def _least_width(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
+    """Return the width of a table whose texts are folded."""
+    width = 2 * (len(columns) - 1)
+    for index, column in enumerate(columns):
+        longest = max(len(column.title), *(len(cell(row[index])) for row in rows))
+        width += longest if column.is_number else min(longest, NARROW_CHARACTERS)
+    return width
+
+
+def _block(columns: Sequence[Column], row: Sequence[str]) -> Table:
+    """One row for a terminal on which the table does not fit: a line for each column that has something."""
+    from rich.table import Table
+    from rich.text import Text
+
+    block = Table.grid(padding=(0, 2))
+    block.add_column(style="bold", no_wrap=True)
+    block.add_column(overflow="fold")
+    for column, text in zip(columns, row, strict=True):
+        if text not in ("", NOTHING):
+            block.add_row(column.title, Text(cell(text), style=_STYLES.get(text, "")))
+    return block
 
 
 _STYLES = {

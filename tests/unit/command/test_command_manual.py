@@ -13,6 +13,7 @@ import pytest
 from typer import Context
 
 from appliance.client import messages
+from appliance.command import manual
 from appliance.command.failures import UsageProblem
 from appliance.command.main import build_parser
 from appliance.command.manual import PAGES, SHARE, SHELLS, pages, script, write_manual
@@ -49,20 +50,9 @@ def test_a_shell_completes_commands_and_options(share: Path, shell: str, words: 
     assert {line.split("\t")[0] for line in done.stdout.splitlines()} == completed and done.stderr == ""
 
 
-@pytest.mark.slow
-def test_a_shell_completes_the_name_of_a_topic(share: Path) -> None:
-    broker = FakeKafkaBroker()
-    try:
-        words = f"topic describe --bootstrap {broker.address} nu"
-        code = ASK["bash"].format(words=words, last=len(words.split()))
-        environment = {**os.environ, "PATH": f"{share / 'bin'}:{os.environ['PATH']}"}
-        done = subprocess.run(["bash", "-c", code, "bash", str(share / SHARE["bash"])], env=environment, capture_output=True, text=True, timeout=60, check=True)
-    finally:
-        broker.close()
-    assert (done.stdout.split(), done.stderr) == ([TOPIC], "")
+def test_names_complete_where_topics_and_groups_are_named_and_a_broker_that_is_gone_completes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manual, "NAMES_SECONDS", 60.0)
 
-
-def test_names_complete_where_topics_and_groups_are_named_and_a_broker_that_is_gone_completes_nothing() -> None:
     def parameter(line: str) -> Any:
         command, name = build_parser(), line.split()[-1]
         for word in line.split()[:-1]:

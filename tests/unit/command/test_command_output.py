@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import ast
 import io
+import re
 
 import pytest
 
 from appliance.command.output import Column, bytes_text, count_text, duration_text, plain_table, plural, print_table, say
+from lab.running_box import ROOT
+
+LONG = "a-name-that-is-longer-than-others.of-a-box-in-frankfurt.example.com"
 
 
 class Terminal(io.StringIO):
@@ -29,6 +34,42 @@ def test_what_is_no_terminal_gets_no_escape_sequences_and_a_terminal_does() -> N
     assert plain.getvalue() == "STATE\nserving\n"
     assert "serving" in terminal.getvalue()
     assert terminal.getvalue() != plain.getvalue()
+
+
+def tables() -> dict[str, list[Column]]:
+    """The columns that functions of the commands name, by module and function."""
+    found: dict[str, list[Column]] = {}
+    for path in sorted((ROOT / "appliance" / "command").glob("*.py")):
+        for function in [each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.FunctionDef)]:
+            calls = [each for each in ast.walk(function) if isinstance(each, ast.Call) and getattr(each.func, "id", "") == "Column" and each.args]
+            columns = [Column(str(call.args[0].value), len(call.args) + len(call.keywords) > 1) for call in calls if isinstance(call.args[0], ast.Constant)]
+            if columns:
+                found[f"{path.stem}.{function.name}"] = columns
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(tables()))
+def test_each_table_fits_in_eighty_columns_and_no_number_is_broken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    columns = tables()[name]
+    terminal = Terminal()
+    print_table(columns, [["1,234,567" if column.is_number else LONG for column in columns]] * 2, terminal)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.count("1,234,567") for line in lines) == 2 * sum(column.is_number for column in columns)
+
+
+def test_a_table_that_does_not_fit_is_printed_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    terminal = Terminal()
+    columns = [Column("topic"), Column("partitions", is_number=True), Column("retained records", is_number=True), Column("why")]
+    print_table(columns, [["a", "1,234,567", "7,654,321", ""], ["b" * 40, "2", "3", "no"]], terminal)
+    lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()]
+    assert lines == [
+        "topic             a", "partitions        1,234,567", "retained records  7,654,321", "",
+        "topic             bbbbbbbbbbbb", "                  bbbbbbbbbbbb", "                  bbbbbbbbbbbb", "                  bbbb",
+        "partitions        2", "retained records  3", "why               no",
+    ]  # fmt: skip
 
 
 EVIL = "evil\x1b[31m\x1b]0;title\x07\nfake-group  Stable\r\t\u202edetsurt\u2028\ufeff\U000e0041\x85"
