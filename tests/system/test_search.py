@@ -74,6 +74,8 @@ def test_the_forms_of_the_output(search: Search, topic: str) -> None:
     assert table[0].split() == ["HOUR", "HOST", "RECORDS"] and sum(int(row.split()[2]) for row in table[1:]) == 40
     assert [json.loads(each)["offset"] for each in search("timed", *named, "--json", "--limit", "2", "--newest").stdout.splitlines()] == [950, 975]
     assert search("timed", *named, "--count", "--partition", "1").stdout == "0\n"
+    around = search("request 1200", *named, "-B", "2", "-A", "1").stdout.splitlines()
+    assert [(line[:2], line.partition("request ")[2].split()[0]) for line in around] == [("  ", "1192"), ("  ", "1196"), ("> ", "1200"), ("  ", "1204")]
     begin, end = (str(BEGINNING_MS + 1_000 * number) for number in (100, 300))
     assert search("timed", "--topic", topic, "--since", begin, "--until", end, "--count").stdout == "2\n"
 
