@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +35,8 @@ SHARE = {
 PAGES = "man/man1"
 NAMES_SECONDS = 3.0
 NAMES_MAX = 1_000
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+"""Shells put a completed word on the command line as it is, and any client may name a group `$(…)`."""
 
 
 def completion(shell: Annotated[str, argument("SHELL", "bash, zsh or fish.")]) -> None:
@@ -151,7 +154,7 @@ def _completion(names: Callable[[ClusterClient], Iterable[str]]) -> Callable[[An
 
         given = context.params
         with _time_limit(), suppress(Exception, GaveUp), open_cluster(given.get("bootstrap"), given.get("data"), given.get("config")) as cluster:
-            found = sorted({name for name in names(cluster) if name.startswith(incomplete) and name.isprintable()})
+            found = sorted({name for name in names(cluster) if name.startswith(incomplete) and _PLAIN.fullmatch(name)})
             return [CompletionItem(name) for name in found[:NAMES_MAX]]
         return []
 

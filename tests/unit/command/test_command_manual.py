@@ -60,10 +60,9 @@ def test_names_complete_where_topics_and_groups_are_named_and_a_broker_that_is_g
         return next(each for each in command.params if name in (each.name, *each.opts))
 
     broker = FakeKafkaBroker()
-    broker.answers[messages.LIST_GROUPS] = lambda _request: {
-        "throttle_time": 0, "error_code": 0,
-        "groups": [{"group_id": name, "protocol_type": "consumer", "group_state": "Stable", "group_type": "classic"} for name in ("readers", "others")],
-    }  # fmt: skip
+    names = ("readers", "re$(reboot)", "re;x", "re x", "others")
+    groups = [{"group_id": name, "protocol_type": "consumer", "group_state": "Stable", "group_type": "classic"} for name in names]
+    broker.answers[messages.LIST_GROUPS] = lambda _request: {"throttle_time": 0, "error_code": 0, "groups": groups}
     asked = Context(build_parser(), info_name="millrace")
     asked.params = {"bootstrap": str(broker.address)}
     try:
