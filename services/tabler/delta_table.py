@@ -65,7 +65,7 @@ class DeltaTopicTable(TopicTable):
             elif expected_id:
                 raise self.is_gone("delta")
             else:
-                self.check_directory()
+                self.check_directory(DELTA_LOG)
 
     def _check_owner(self, expected_id: str) -> None:
         self.check_owner(self._table.metadata().configuration.get(TOPIC_ID_KEY), expected_id)

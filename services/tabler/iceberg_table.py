@@ -61,6 +61,7 @@ from services.tabler.iceberg_upkeep import expire, file_uri, groups
 from services.tabler.table_rules import MissingRange
 from services.tabler.topic_table import (
     BAD,
+    ICEBERG_METADATA,
     LOST_KEY,
     LOST_SHOWN_MAX,
     SMALL_BYTES,
@@ -75,6 +76,8 @@ from services.tabler.topic_table import (
 
 OFFSETS_KEY = "millrace.offsets"
 FIELD_ID = b"PARQUET:field_id"
+CREATOR_KEY = "millrace.created.by"
+"""Topic id and broker id: what such a table lacks in the catalog was left by a kill of this box."""
 NAMESPACE_KEY, NAMESPACE = "namespace", "millrace"
 HOUR = "timestamp_hour"
 COMMIT_TRIES = 5
@@ -82,7 +85,7 @@ PROPERTIES = {
     "format-version": "2",
     "write.parquet.compression-codec": "zstd",
     "write.metadata.delete-after-commit.enabled": "true",
-    "write.metadata.previous-versions-max": "100",
+    "write.metadata.previous-versions-max": "20",
 }
 _SIMPLE: dict[pa.DataType, IcebergType] = {
     pa.bool_(): BooleanType(),
@@ -100,6 +103,7 @@ class IcebergTopicTable(TopicTable):
     """The table of one topic, NAMESPACE.TOPIC in the catalog; that of its bad records is NAMESPACE_bad.TOPIC."""
 
     by_hour = True
+    upkeep_commits = 100
 
     def __init__(self, directory: str, topic: str, topic_id: TopicId, writer: str, properties: Mapping[str, str]) -> None:
         """`properties` are pyiceberg's, of the catalog."""
@@ -147,7 +151,7 @@ class IcebergTopicTable(TopicTable):
     def _trouble(self, action: str) -> Iterator[None]:
         """Turn what the library raises into TableTrouble: it has no class of its own for it."""
         try:
-            with trouble(action, self._directory, (SQLAlchemyError, ValueError)):
+            with trouble(action, self._directory, (SQLAlchemyError,)):
                 yield
         except MillraceError:
             raise
@@ -175,11 +179,34 @@ class IcebergTopicTable(TopicTable):
 
     def _check_directory(self) -> None:
         try:
+            self._remove_unfinished()
             self.check_directory()
         except TableTrouble as found:
             raise TableTrouble(
                 f"{found}. If it is the table of another box, or of this one with another state directory: all need one catalog, see tables.properties.file"
             ) from None
+
+    def _remove_unfinished(self) -> None:
+        """Remove the directory of metadata that a kill left before the catalog had the table."""
+        directory = f"{self._directory}/{ICEBERG_METADATA}"
+        if not os.path.isdir(directory) or os.path.exists(self._data):
+            return
+        names = file_io.listdir(directory)
+        paths = [f"{directory}/{name}" for name in names]
+        if all(name.startswith("00000-") and self._is_ours(file_io.read_file(path)) for name, path in zip(names, paths)):
+            for path in paths:
+                file_io.unlink_if_there(path)
+            file_io.rmdir(directory)
+
+    def _is_ours(self, metadata: bytes) -> bool:
+        try:
+            return bool(orjson.loads(metadata)["properties"][CREATOR_KEY] == self._creator)
+        except (ValueError, KeyError, TypeError):
+            return not metadata.strip(b"\0")  # a power cut
+
+    @property
+    def _creator(self) -> str:
+        return f"{self._topic_id} {self._writer.partition('-')[0]}"
 
     def _check(self, expected_id: str) -> None:
         self.check_owner(self._table.properties.get(TOPIC_ID_KEY), expected_id)
@@ -229,7 +256,7 @@ class IcebergTopicTable(TopicTable):
             catalog.create_namespace_if_not_exists(self._namespace)
             file_io.make_directories(f"{self._directory}/metadata")  # durable; the location itself is there
             spec = PartitionSpec(PartitionField(fresh.find_field("timestamp").field_id, 1000, HourTransform(), HOUR))
-            owned = {TOPIC_ID_KEY: str(self._topic_id), **PROPERTIES}
+            owned = {TOPIC_ID_KEY: str(self._topic_id), CREATOR_KEY: self._creator, **PROPERTIES}
             try:
                 self._table = catalog.create_table(self._name, fresh, file_uri(self._directory), spec, properties=owned)
             except TableAlreadyExistsError:
@@ -355,9 +382,9 @@ class IcebergTopicTable(TopicTable):
         with self._trouble("compact the table"):
             tasks = [task for task in self._table.scan().plan_files() if task.file.file_size_in_bytes < SMALL_BYTES and not task.delete_files]
             tasks = [task for task in tasks if task.file.spec_id == self._table.metadata.default_spec_id and "/part-" in task.file.file_path]  # ours
-            if len(tasks) < files_min:
-                return 0
-            merged = self._merge(groups(tasks)) if tasks else 0
+            merged = 0
+            with suppress(CommitFailedException):  # another box committed: later
+                merged = self._merge(groups(tasks)) if len(tasks) >= files_min else 0
             expire(self._table, self._data, self._writer)
             self._table.refresh()
             return merged

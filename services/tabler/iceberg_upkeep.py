@@ -17,8 +17,8 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from appliance.storage import file_io
 from services.tabler.topic_table import COMPACTED_BYTES
 
-SNAPSHOTS_MAX = 500
-"""Each commit writes the list of all snapshots again."""
+SNAPSHOTS_MAX, SUMMARIES_BYTES_MAX = 500, 1 << 20
+"""Each commit writes the list of all snapshots again, each with the offsets of all partitions."""
 KEPT = timedelta(days=1)
 """Files that were merged, and the last snapshot that has them, stay so long for readers."""
 
@@ -36,7 +36,9 @@ def expire(table: Table, data: str, writer: str) -> None:
     before_ms = metadata.last_updated_ms - KEPT // timedelta(milliseconds=1)
     merges = [each for each in metadata.snapshots if each.summary is not None and each.summary.operation != Operation.APPEND]
     recent = {each.parent_snapshot_id for each in merges if each.timestamp_ms >= before_ms} | {each.snapshot_id for each in merges}
-    newest = {each.snapshot_id for each in sorted(metadata.snapshots, key=lambda each: each.sequence_number or 0)[-SNAPSHOTS_MAX:]}
+    in_order = sorted(metadata.snapshots, key=lambda each: each.sequence_number or 0)
+    summary_bytes = max(1, len(str(in_order[-1].summary))) if in_order else 1
+    newest = {each.snapshot_id for each in in_order[-min(SNAPSHOTS_MAX, max(10, SUMMARIES_BYTES_MAX // summary_bytes)) :]}
     heads = {ref.snapshot_id for ref in metadata.refs.values()}
     old = [each for each in metadata.snapshots if each.timestamp_ms < before_ms or each.snapshot_id not in newest | recent]
     old = [each for each in old if each.snapshot_id not in heads]

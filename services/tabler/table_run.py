@@ -34,6 +34,8 @@ from services.tabler.topic_table import BAD, Step, TableFile, TableTrouble, Topi
 ROW_GROUP_BYTES, ROW_GROUP_BYTES_MIN = 16 << 20, 1 << 20
 """A row group of a file; the smaller, the more files a run writes at a time."""
 HOURS_MAX = 32
+FILES_MAX = 1 << 31
+"""More files than a table has: nothing is merged."""
 _HOUR_US = 3_600_000_000
 WINDOW_BYTES = 4 << 20
 Shortened = Mapping[int, tuple[int, int]]
@@ -325,12 +327,13 @@ class _TableRun:
     def _compact(self, version_before: int) -> int:
         """Merge small files now and then. What was committed stays, if it fails."""
         every = self._job.compaction_commits
-        if not is_compaction_due(version_before, self._table.version, every):
+        if not is_compaction_due(version_before, self._table.version, every or self._table.upkeep_commits):
             return 0
+        files_min = every // 2 or FILES_MAX
         try:
             if self._bad_table.exists:
-                self._bad_table.compact(every // 2)
-            return self._table.compact(every // 2)
+                self._bad_table.compact(files_min)
+            return self._table.compact(files_min)
         except TableTrouble as trouble:
             self._problems.append(f"{trouble}; trying again after {every} commits")
             return 0
@@ -369,8 +372,12 @@ class _StagedFiles:
             return
         hours = rows.column("timestamp").cast(pa.int64()).to_numpy() // _HOUR_US
         is_left = np.ones(len(hours), bool)
-        for hour in np.unique(hours).tolist():
+        found = np.unique(hours).tolist()
+        for hour in found:
             if abs(hour) < 1 << 31 and (hour in self._open or len(self._files) < HOURS_MAX):
+                if len(found) == 1:
+                    yield hour, rows
+                    return
                 is_hour = hours == hour
                 is_left &= ~is_hour
                 yield hour, rows.filter(pa.array(is_hour))

@@ -120,10 +120,10 @@ def read_properties(path: str) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         words = (error.strerror or str(error)).lower() if isinstance(error, OSError) else "it is no UTF-8"
         raise TableTrouble(f"could not read {path} (tables.properties.file): {words}") from error
-    pairs = [line.partition("=") for line in lines if line and not line.startswith("#")]
-    if wrong := [number for number, (name, equals, _) in enumerate(pairs, 1) if not name.strip() or not equals]:
-        raise TableTrouble(f"{path} (tables.properties.file): write lines NAME=VALUE, and # before others (property {wrong[0]})")
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    pairs = {number: line.partition("=") for number, line in enumerate(lines, 1) if line and not line.startswith("#")}
+    if wrong := [number for number, (name, equals, _) in pairs.items() if not name.strip() or not equals]:
+        raise TableTrouble(f"{path} (tables.properties.file), line {wrong[0]}: write NAME=VALUE, and # before remarks")
+    return {name.strip(): value.strip() for name, _, value in pairs.values()}
 
 
 class TopicTable(ABC):
@@ -131,6 +131,8 @@ class TopicTable(ABC):
 
     by_hour = False
     """Whether the rows of each hour go into files of their own."""
+    upkeep_commits = 0
+    """Commits after which `compact` is called even if nothing is to be merged."""
 
     def __init__(self, directory: str, topic: str, topic_id: TopicId, writer: str) -> None:
         """`writer` is BOX-INCARNATION: files of two boxes, and of two incarnations, have different names."""
@@ -200,12 +202,12 @@ class TopicTable(ABC):
     def close(self) -> None:  # noqa: B027  a Delta table holds nothing
         """Give back what the table holds."""
 
-    def check_directory(self) -> None:
-        """Raise TableTrouble if something lies in the way of a new table."""
+    def check_directory(self, also: str = "") -> None:
+        """Raise TableTrouble if something lies in the way of a new table, except `also`."""
         directory = self._directory
         if not os.path.isdir(directory):
             return
-        if others := sorted(set(os.listdir(directory)) - {STAGING, BAD, DELTA_LOG, "lost+found"}):
+        if others := sorted(set(os.listdir(directory)) - {STAGING, BAD, also, "lost+found"}):
             raise TableTrouble(f"{directory} is no table and not empty ({', '.join(others[:3])}); move that away")
 
     def check_link(self) -> None:

@@ -22,6 +22,7 @@ from sqlalchemy.exc import OperationalError
 
 from appliance.pipeline.local_rows import LocalRow
 from services.tabler import iceberg_upkeep
+from services.tabler.iceberg_table import IcebergTopicTable
 from services.tabler.table_rules import TableResult
 from services.tabler.table_run import HOURS_MAX, TableJob
 from services.tabler.topic_table import BAD, STAGING, TableConflict, TableTrouble, read_properties
@@ -106,6 +107,21 @@ def test_a_kill_at_any_step_leaves_each_record_once(tmp_path: Path, dies_at: str
     table.grow(made(10, [b"more"]), 11)
     table.run()
     assert table.offsets() == list(range(11)) and table.offset() == 11
+
+
+def test_a_kill_before_the_catalog_has_the_table_is_no_obstacle_but_other_files_are(tmp_path: Path) -> None:
+    table = plain(tmp_path)
+    table.run()
+    unregistered(table)
+    shutil.rmtree(table.directory / "data")
+    for path in (table.directory / "metadata").iterdir():
+        if not path.name.startswith("00000-"):
+            path.unlink()
+    table.run()
+    assert table.offsets() == list(range(10))
+    unregistered(table)
+    with pytest.raises(TableTrouble, match="not empty"):
+        table.run()
 
 
 def test_two_writers_of_a_partition_never_write_twice(tmp_path: Path) -> None:
@@ -301,6 +317,15 @@ def test_small_files_are_merged_and_removed_when_readers_are_done(tmp_path: Path
     assert {str(path) for path in (table.directory / "metadata").glob("snap-*")} == lists
 
 
+def test_snapshots_are_forgotten_though_nothing_is_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iceberg_upkeep, "SNAPSHOTS_MAX", 3)
+    monkeypatch.setattr(IcebergTopicTable, "upkeep_commits", 5)
+    table = plain(tmp_path)
+    table.run()
+    assert grown(table, 16).compacted == 0
+    assert len(table.open().metadata.snapshots) <= 3 + 5 and table.offsets() == list(range(16)) and len(table.files()) == 7
+
+
 def test_files_that_other_programs_branches_have_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iceberg_upkeep, "KEPT", timedelta())
     table = plain(tmp_path)
@@ -321,5 +346,5 @@ def test_properties_with_credentials_are_read_from_a_file_that_others_cannot_rea
     path.chmod(0o600)
     assert read_properties(str(path)) == {"uri": "https://iceberg.example?a=b", "token": "x y"}
     path.write_text("uri\n")
-    with pytest.raises(TableTrouble, match="write lines NAME=VALUE"):
+    with pytest.raises(TableTrouble, match="line 1: write NAME=VALUE"):
         read_properties(str(path))
