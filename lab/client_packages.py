@@ -29,6 +29,7 @@ CLASSES_4 = TARGET / "classes4"
 KAFKA = TARGET / "kafka"
 KAFKA4 = TARGET / "kafka4"
 KAFKA08 = TARGET / "kafka08"
+STREAMS = TARGET / "streams"
 SECONDS = 300
 MAVEN_DEPENDENCY_PLUGIN = "3.8.1"
 
@@ -81,6 +82,37 @@ def missing_java4() -> str | None:
     if _is_stamped(CLASSES_4, _java4_stamp()):
         return None
     return f"kafka-clients 4 is not installed (Maven Central; python -m lab.client_packages): {_last_reason(CLASSES_4)}"
+
+
+def _streams_stamp() -> str:
+    return _stamp(SOURCES / "java" / "jars.txt", SOURCES / "streams" / "jars.txt", *sorted((SOURCES / "streams").glob("*.java")))
+
+
+def missing_streams() -> str | None:
+    """Why an application of Kafka Streams cannot be run here; None if it can."""
+    if shutil.which("java") is None:
+        return "Kafka Streams needs a Java runtime"
+    if _is_stamped(STREAMS, _streams_stamp()):
+        return None
+    return f"Kafka Streams is not installed (Maven Central; python -m lab.client_packages): {_last_reason(STREAMS)}"
+
+
+def class_path_streams() -> str:
+    """The application, Kafka Streams, and what it needs of the other client's jars."""
+    newer = [STREAMS / f"{Path(name).name}.jar" for name, _ in _jars("streams")]
+    others = [JARS / f"{Path(name).name}.jar" for name, _ in _jars() if "/kafka-clients/" not in name]
+    return os.pathsep.join(map(str, [STREAMS / "classes", *newer, *others]))
+
+
+def install_streams() -> None:
+    """Kafka Streams, and the application that counts."""
+    java = shutil.which("java")
+    if java is None:
+        raise RuntimeError("there is no Java on this machine")
+    _fetch_jars(_jars())
+    _fetch_jars(_jars("streams"), STREAMS)
+    _compile(java, sorted((SOURCES / "streams").glob("*.java")), class_path_streams(), STREAMS / "classes")
+    (STREAMS / ".stamp").write_text(_streams_stamp())
 
 
 def _kafka_stamp() -> str:
@@ -251,6 +283,7 @@ def main() -> None:
         (CLASSES_4, missing_java4, install_java4),
         (KAFKA, missing_kafka, install_kafka),
         (KAFKA08, missing_kafka08, install_kafka08),
+        (STREAMS, missing_streams, install_streams),
     )
     for directory, missing, install in wanted:
         failed = directory.with_suffix(".failed")

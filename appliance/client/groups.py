@@ -23,6 +23,7 @@ from appliance.client.messages import (
     OFFSET_COMMIT,
     OFFSET_FETCH,
     SHARE_GROUP_DESCRIBE,
+    STREAMS_GROUP_DESCRIBE,
 )
 from appliance.protocol.consumer_group_apis import ConsumerGroupDescribeRequest, ConsumerGroupMember
 from appliance.protocol.group_apis import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
@@ -37,11 +38,13 @@ from appliance.protocol.group_offset_apis import (
 )
 from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from appliance.protocol.share_apis import DescribeShareGroupOffsetsRequest, ShareGroupDescribeRequest, ShareOffsetsGroup
+from appliance.protocol.streams_apis import StreamsGroupDescribeRequest, StreamsGroupMember
 
 NEW_PROTOCOL = "consumer"
 MIRROR_PREFIX = "millrace-mirror."
 """Groups and transactional ids of mirrors begin so. Their offsets are positions in the source, and no lag follows from them."""
 SHARE_PROTOCOL = "share"
+STREAMS_PROTOCOL = "streams"
 _NO_GENERATION = -1
 
 
@@ -107,6 +110,8 @@ def describe_group(cluster: ClusterClient, group_id: str) -> GroupDescription:
         return GroupDescription(group_id, group.group_state, NEW_PROTOCOL, group.assignor_name, tuple(map(_consumer_member, group.members)))
     if listed.group_type == SHARE_PROTOCOL:
         return _described_shares(coordinator, group_id, doing)
+    if listed.group_type == STREAMS_PROTOCOL:
+        return _described_streams(coordinator, group_id, doing)
     body = coordinator.ask(DESCRIBE_GROUPS, DescribeGroupsRequest((group_id,)), doing, lambda body: (body.groups[0].error_code, None))
     classic = body.groups[0]
     members = tuple(
@@ -138,6 +143,25 @@ def _described_shares(coordinator: CoordinatorClient, group_id: str, doing: str)
         for member in group.members
     )
     return GroupDescription(group_id, group.group_state, SHARE_PROTOCOL, group.assignor_name, members)
+
+
+def _described_streams(coordinator: CoordinatorClient, group_id: str, doing: str) -> GroupDescription:
+    """A member's partitions are those that its active tasks read."""
+    request = StreamsGroupDescribeRequest((group_id,))
+    described = coordinator.ask(STREAMS_GROUP_DESCRIBE, request, doing, lambda body: (body.groups[0].error_code, body.groups[0].error_message))
+    group = described.groups[0]
+    subtopologies = group.topology.subtopologies or () if group.topology is not None else ()
+    read = {each.subtopology_id: (*each.source_topics, *(info.name for info in each.repartition_source_topics)) for each in subtopologies}
+
+    def partitions(member: StreamsGroupMember) -> tuple[TopicPartition, ...]:
+        tasks = member.assignment.active_tasks
+        return tuple(sorted(TopicPartition(name, partition) for task in tasks for name in read.get(task.subtopology_id, ()) for partition in task.partitions))
+
+    members = tuple(
+        GroupMember(member.member_id, member.instance_id, member.client_id, member.client_host, partitions(member), member.member_epoch)
+        for member in group.members
+    )
+    return GroupDescription(group_id, group.group_state, STREAMS_PROTOCOL, "sticky", members)
 
 
 def _share_progress(cluster: ClusterClient, group_id: str, described: GroupDescription) -> list[dict[str, Any]]:

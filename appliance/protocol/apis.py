@@ -204,7 +204,7 @@ SHARE_STATE_KEYS: Final = frozenset(
 )
 """Requests to share coordinators, which only brokers send (KIP-932)."""
 
-NOT_YET_SERVED: Final[frozenset[ApiKey]] = frozenset({ApiKey.STREAMS_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_DESCRIBE})
+NOT_YET_SERVED: Final[frozenset[ApiKey]] = frozenset()
 """APIs with a codec and without a handler."""
 
 SERVED_APIS: Final[dict[int, Api]] = {key: api for key, api in CODED_APIS.items() if key not in NOT_YET_SERVED}

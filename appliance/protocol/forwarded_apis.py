@@ -13,6 +13,7 @@ from appliance.protocol import group_apis as groups
 from appliance.protocol import group_offset_apis as offsets
 from appliance.protocol import share_apis as shares
 from appliance.protocol import share_state_apis as states
+from appliance.protocol import streams_apis as streams
 from appliance.protocol import transaction_apis as transactions
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.schema import Message
@@ -44,6 +45,10 @@ COORDINATED_APIS: Final[dict[int, CoordinatedApi]] = {
         newer.CONSUMER_GROUP_HEARTBEAT_REQUEST, newer.CONSUMER_GROUP_HEARTBEAT_RESPONSE, "consumer_group_heartbeat"
     ),
     ApiKey.CONSUMER_GROUP_DESCRIBE: CoordinatedApi(newer.CONSUMER_GROUP_DESCRIBE_REQUEST, newer.CONSUMER_GROUP_DESCRIBE_RESPONSE, "consumer_group_describe"),
+    ApiKey.STREAMS_GROUP_HEARTBEAT: CoordinatedApi(
+        streams.STREAMS_GROUP_HEARTBEAT_REQUEST, streams.STREAMS_GROUP_HEARTBEAT_RESPONSE, "streams_group_heartbeat"
+    ),
+    ApiKey.STREAMS_GROUP_DESCRIBE: CoordinatedApi(streams.STREAMS_GROUP_DESCRIBE_REQUEST, streams.STREAMS_GROUP_DESCRIBE_RESPONSE, "streams_group_describe"),
     ApiKey.SHARE_GROUP_HEARTBEAT: CoordinatedApi(
         shares.SHARE_GROUP_HEARTBEAT_REQUEST, shares.SHARE_GROUP_HEARTBEAT_RESPONSE, "share_group_heartbeat", is_shared=True
     ),

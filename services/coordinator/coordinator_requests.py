@@ -40,10 +40,14 @@ VERIFICATIONS_MAX = 3
 _TAKE_NAMES: Final = {
     ApiKey.JOIN_GROUP: ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
     ApiKey.CONSUMER_GROUP_HEARTBEAT: ErrorCode.GROUP_ID_NOT_FOUND,
+    ApiKey.STREAMS_GROUP_HEARTBEAT: ErrorCode.GROUP_ID_NOT_FOUND,
     ApiKey.OFFSET_COMMIT: ErrorCode.GROUP_ID_NOT_FOUND,
     ApiKey.TXN_OFFSET_COMMIT: ErrorCode.GROUP_ID_NOT_FOUND,
 }
 """What makes a group by its name, and the error if that is a share group's."""
+
+_HEARTBEATS: Final = frozenset({ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_HEARTBEAT})
+"""Of members whose rights decide what their groups do."""
 
 HEARD = b"\0"
 
@@ -172,7 +176,7 @@ class CoordinatorRequests:
             self._respond(client, KAFKA_RESPONSE, token, answer)
 
         identity = ClientIdentity(asked.client_id, f"/{asked.client_host}")
-        if self._rights is not None and asked.api_key == ApiKey.CONSUMER_GROUP_HEARTBEAT:
+        if self._rights is not None and asked.api_key in _HEARTBEATS:
             self._rights.on_heartbeat(request.group_id, request.member_id, asked.origin, asked.client_host)
         if self.shares is not None and asked.api_key == ApiKey.SHARE_FETCH:
             asker = self.shares.asker(self._rights.of(asked.origin, asked.client_host) if self._rights is not None else None, lambda: client.is_open)

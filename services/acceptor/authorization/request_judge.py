@@ -15,7 +15,17 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import NO_TOPIC_ID
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import MetadataImage
-from appliance.protocol import config_apis, consumer_group_apis, group_apis, group_offset_apis, share_apis, token_apis, topic_apis, transaction_apis
+from appliance.protocol import (
+    config_apis,
+    consumer_group_apis,
+    group_apis,
+    group_offset_apis,
+    share_apis,
+    streams_apis,
+    token_apis,
+    topic_apis,
+    transaction_apis,
+)
 from appliance.protocol.apis import SHARE_STATE_KEYS, ApiKey
 from appliance.protocol.forwarded_apis import CONTROLLER_APIS, COORDINATED_APIS
 from appliance.protocol.topic_partitions import TopicResult, same_result
@@ -229,6 +239,40 @@ def _consumer_heartbeat(asked: Asked) -> Ruling | None:
     if not all(rights.allows(DESCRIBE, TOPIC, name) for name in request.subscribed_topic_names or ()):
         return asked.refused(TOPIC_DENIED)
     return None
+
+
+def _streams_heartbeat(asked: Asked) -> Ruling | None:
+    """As Kafka 4: each topic of the topology needs DESCRIBE. Whether the member may create those that are missing is the coordinator's question."""
+    rights, request = asked.rights, asked.request
+    if not rights.allows(READ, GROUP, request.group_id):
+        return asked.refused(GROUP_DENIED)
+    names = _streams_topics(request.topology.subtopologies) if request.topology is not None else set()
+    if not all(rights.allows(DESCRIBE, TOPIC, name) for name in names):
+        return asked.refused(TOPIC_DENIED)
+    return None
+
+
+def _streams_topics(subtopologies: Iterable[Any]) -> set[str]:
+    """Return the topics that subtopologies name, in a request or a description."""
+    named = {name for each in subtopologies for name in (*each.source_topics, *each.repartition_sink_topics)}
+    return named | {info.name for each in subtopologies for info in (*each.changelog_topics, *each.repartition_source_topics)}
+
+
+def _streams_group_describe(asked: Asked) -> Ruling | None:
+    rights, request = asked.rights, asked.request
+    allowed, denied = _split(request.group_ids, lambda group: rights.allows(DESCRIBE, GROUP, group))
+    refused = tuple(streams_apis.DescribedStreamsGroup(GROUP_DENIED, group_id=group) for group in denied)
+
+    def seen(group: streams_apis.DescribedStreamsGroup) -> Any:
+        subtopologies = group.topology.subtopologies or () if group.topology is not None else ()
+        if not all(rights.would_allow(DESCRIBE, TOPIC, topic) for topic in _streams_topics(subtopologies)):
+            text = "The group has described topic(s) that the client is not authorized to describe."
+            return streams_apis.DescribedStreamsGroup(TOPIC_DENIED, text, group.group_id)
+        return _with_operations(asked, group)
+
+    if not allowed and denied:
+        return Ruling(response=streams_apis.StreamsGroupDescribeResponse(0, refused))
+    return Ruling(request._replace(group_ids=allowed), lambda response: response._replace(groups=tuple(map(seen, response.groups)) + refused))
 
 
 def _consumer_group_describe(asked: Asked) -> Ruling | None:
@@ -553,6 +597,8 @@ RULES: Final[dict[ApiKey, Rule]] = {
     ApiKey.DELETE_GROUPS: _delete_groups,
     ApiKey.CONSUMER_GROUP_HEARTBEAT: _consumer_heartbeat,
     ApiKey.CONSUMER_GROUP_DESCRIBE: _consumer_group_describe,
+    ApiKey.STREAMS_GROUP_HEARTBEAT: _streams_heartbeat,
+    ApiKey.STREAMS_GROUP_DESCRIBE: _streams_group_describe,
     ApiKey.SHARE_GROUP_HEARTBEAT: _consumer_heartbeat,
     ApiKey.SHARE_GROUP_DESCRIBE: _share_group_describe,
     ApiKey.SHARE_FETCH: _share_fetch,

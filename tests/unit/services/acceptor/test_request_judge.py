@@ -9,7 +9,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import MetadataImage, TopicImage
-from appliance.protocol import consumer_group_apis, group_offset_apis, share_apis, token_apis, topic_apis
+from appliance.protocol import consumer_group_apis, group_offset_apis, share_apis, streams_apis, token_apis, topic_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.forwarded_apis import CONTROLLER_APIS, COORDINATED_APIS
 from appliance.security.acl import AclBinding, AclOperation, AclPermission, AclResource, PatternType
@@ -86,6 +86,41 @@ def test_a_consumer_may_subscribe_only_to_topics_that_it_may_describe() -> None:
     assert code(a, b) == ErrorCode.GROUP_AUTHORIZATION_FAILED
     assert code(group, a) == ErrorCode.TOPIC_AUTHORIZATION_FAILED
     assert code(group, a, b) is None
+
+
+def test_a_streams_application_names_only_topics_that_it_may_describe() -> None:
+    request, response = streams_apis.STREAMS_GROUP_HEARTBEAT_REQUEST, streams_apis.STREAMS_GROUP_HEARTBEAT_RESPONSE
+    topology = streams_apis.Topology(
+        0, (streams_apis.Subtopology("0", ("a",), changelog_topics=(streams_apis.TopicInfo("b"),), repartition_sink_topics=("c",)),)
+    )
+    body = request.encode(0, streams_apis.StreamsGroupHeartbeatRequest("g", "m", topology=topology))
+    group = streams_apis.DescribedStreamsGroup(group_id="g", topology=streams_apis.DescribedTopology(0, (_described(topology.subtopologies[0]),)))
+
+    def code(*allowed: tuple[AclResource, str, AclOperation]) -> int | None:
+        judged = JUDGE.judge(rights(*allowed), ApiKey.STREAMS_GROUP_HEARTBEAT, 0, body)
+        return None if judged.body is not None else int(response.decode(judged.answer, 0, len(judged.answer), 0).error_code)
+
+    def described(*allowed: tuple[AclResource, str, AclOperation]) -> int:
+        message, answer = streams_apis.STREAMS_GROUP_DESCRIBE_REQUEST, streams_apis.STREAMS_GROUP_DESCRIBE_RESPONSE
+        wanted = message.encode(0, streams_apis.StreamsGroupDescribeRequest(("g",)))
+        judged = JUDGE.judge(rights(*allowed), ApiKey.STREAMS_GROUP_DESCRIBE, 0, wanted)
+        if judged.body is None or judged.complete is None:
+            return int(answer.decode(judged.answer, 0, len(judged.answer), 0).groups[0].error_code)
+        completed = judged.complete(answer.encode(0, streams_apis.StreamsGroupDescribeResponse(0, (group,))))
+        return int(answer.decode(completed, 0, len(completed), 0).groups[0].error_code)
+
+    member = AclResource.GROUP, "g", AclOperation.READ
+    topics = [(AclResource.TOPIC, name, AclOperation.DESCRIBE) for name in "abc"]
+    assert code(*topics) == ErrorCode.GROUP_AUTHORIZATION_FAILED
+    assert [code(member, *(topic for topic in topics if topic is not left)) for left in topics] == [ErrorCode.TOPIC_AUTHORIZATION_FAILED] * 3
+    assert code(member, *topics) is None
+    assert described(*topics) == ErrorCode.GROUP_AUTHORIZATION_FAILED
+    assert described(member, *topics[:2]) == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert described(member, *topics) == 0
+
+
+def _described(each: streams_apis.Subtopology) -> streams_apis.DescribedSubtopology:
+    return streams_apis.DescribedSubtopology(each.subtopology_id, each.source_topics, each.repartition_sink_topics, each.changelog_topics)
 
 
 SHARED = {name: TopicImage(name, TopicId(name.encode() * 16), (), {}) for name in "ab"}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any, cast
 
+from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
 from appliance.cluster.metadata_image import MetadataImage, TopicImage
-from services.coordinator.coordinated_groups import CoordinatedGroups
+from appliance.ipc.request_frames import KAFKA_REQUEST, unpack_kafka_request
+from appliance.protocol import topic_apis
+from services.coordinator.coordinated_groups import CREATE_TOPICS_VERSION, CREATION_MS, CoordinatedGroups, TopicCreations
+from services.coordinator.groups.ports import InternalTopic
 
 
 class World:
@@ -48,3 +52,49 @@ def test_offsets_of_a_topic_that_was_recreated_between_two_images_are_removed() 
     world.see(a=3, b=2)
     world.see(a=3, b=2)
     assert world.ended == [{"a"}]
+
+
+# ---- internal topics of streams groups
+
+
+class Controller:
+    """A link whose answers the test gives."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[topic_apis.CreateTopicsRequest, Callable[[bytes | None], None]]] = []
+
+    def request(self, kind: int, payload: bytes, timeout_ms: int, on_response: Callable[[bytes | None], None]) -> None:
+        assert (kind, timeout_ms) == (KAFKA_REQUEST, CREATION_MS)
+        request = unpack_kafka_request(payload)
+        assert request.origin.is_privileged
+        self.asked.append((topic_apis.CREATE_TOPICS_REQUEST.decode(request.body, 0, len(request.body), request.api_version), on_response))
+
+    def answer(self, **codes: ErrorCode) -> None:
+        _, on_response = self.asked.pop(0)
+        results = tuple(topic_apis.CreatedTopic(name, error_code=code, error_message=f"because of {name}" if code else None) for name, code in codes.items())
+        on_response(topic_apis.encode_create_topics_body(CREATE_TOPICS_VERSION, results))
+
+
+def test_an_internal_topic_is_asked_for_once_and_what_refused_it_is_returned_for_a_while() -> None:
+    controller = Controller()
+    creations = TopicCreations(cast(Any, controller))
+    a, b = InternalTopic("a", 3, 0, (("cleanup.policy", "compact"),)), InternalTopic("b", 1, 2, ())
+    assert creations.create((a, b), 0) == "" and creations.create((a, b), 1) == ""
+    ((request, _),) = controller.asked
+    compact = topic_apis.TopicConfig("cleanup.policy", "compact")
+    assert request.topics == (topic_apis.CreatableTopic("a", 3, -1, (), (compact,)), topic_apis.CreatableTopic("b", 1, 2))
+    controller.answer(a=ErrorCode.TOPIC_ALREADY_EXISTS, b=ErrorCode.INVALID_REPLICATION_FACTOR)
+    assert creations.create((b,), 2) == "Creation failed: b: because of b" and not controller.asked
+    assert creations.create((b,), 2 + CREATION_MS) == ""
+    assert [topic.name for topic in controller.asked[0][0].topics] == ["b"]
+
+
+def test_a_controller_that_does_not_answer_is_asked_again() -> None:
+    controller = Controller()
+    creations = TopicCreations(cast(Any, controller))
+    topic = InternalTopic("a", 3, 0, ())
+    creations.create((topic,), 0)
+    controller.asked.pop()[1](None)
+    assert creations.create((topic,), CREATION_MS - 1) == "" and not controller.asked
+    creations.create((topic,), CREATION_MS)
+    assert len(controller.asked) == 1
