@@ -15,8 +15,14 @@ from appliance.client.address import Address, parse_addresses
 from appliance.command.failures import UsageProblem
 
 SYSTEM_SETTINGS_FILE = "/etc/millrace/millrace.toml"
-INSTALLED_TARGET = "/etc/systemd/system/millrace.target"
+INSTALLED_TARGETS = ("/etc/systemd/system/millrace.target", "/usr/lib/systemd/system/millrace.target")
+"""By install.sh, and by the Debian package."""
 DEFAULT_DATA_DIRECTORY = "./var"
+
+
+def is_installed() -> bool:
+    """Return whether systemd runs the box of this machine."""
+    return any(map(os.path.exists, INSTALLED_TARGETS))
 
 
 class FoundBox(NamedTuple):
@@ -128,7 +134,7 @@ def _what_to_do() -> str:
     running = [directory for box in boxes_with(None) for directory in box.data_directories[:1]]
     if not running and (owner := _owner_of_another_box()) is not None:
         return f"; a box of user {owner} is on this machine, which only that user and root may look at: run the command with sudo"
-    if not running and os.path.exists(INSTALLED_TARGET):
+    if not running and is_installed():
         return "; no box runs on this machine: systemctl start millrace.target. Where that does not help, journalctl -u millrace-supervisor -n 30 says why"
     if not running:
         return "; no box runs on this machine: start one with `millrace run` (or ./install.sh run)"

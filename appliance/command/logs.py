@@ -31,7 +31,7 @@ from appliance.base.terminal_text import terminal_json, terminal_text
 from appliance.base.time_texts import moment_text, parse_moment
 from appliance.base.trusted_files import open_directory
 from appliance.command.failures import UsageProblem
-from appliance.command.finding import INSTALLED_TARGET, find_running_box
+from appliance.command.finding import find_running_box, is_installed
 from appliance.command.options import ConfigOption, DataOption, JsonOption, option
 from appliance.command.output import say, until_reader_closes
 from appliance.command.record_text import coloured, local_time
@@ -103,7 +103,7 @@ def _layout_of_run(data: str | None, config: str | None) -> BoxLayout | None:
     try:
         found = find_running_box(data, config)
     except UsageProblem:
-        if data is None and not os.environ.get(DATA_VARIABLE) and os.path.exists(INSTALLED_TARGET):
+        if data is None and not os.environ.get(DATA_VARIABLE) and is_installed():
             return None
         raise
     from appliance.runtime.unit_process import SYSTEMD  # shared memory, which `--help` need not wait for

@@ -17,7 +17,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("appliance.runtime.directories.runtime_roots", lambda _state="": [str(tmp_path / "run")])
     monkeypatch.setattr("appliance.runtime.running_boxes.living_processes", lambda layout: [1])
     monkeypatch.setattr("appliance.command.finding.SYSTEM_SETTINGS_FILE", str(tmp_path / "no.toml"))
-    monkeypatch.setattr("appliance.command.finding.INSTALLED_TARGET", str(tmp_path / "no.target"))
+    monkeypatch.setattr("appliance.command.finding.INSTALLED_TARGETS", (str(tmp_path / "no.target"),))
     monkeypatch.delenv("MILLRACE_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
     make_box(tmp_path, "one", ["/srv/d0", "/srv/d1"], "0.0.0.0")
@@ -67,7 +67,7 @@ def test_where_nothing_runs_it_is_said_how_to_start(here: Path, monkeypatch: pyt
     monkeypatch.setattr("appliance.runtime.directories.runtime_roots", lambda _state="": [])
     with pytest.raises(UsageProblem, match="start one with `millrace run`"):
         find_running_box(None, None)
-    monkeypatch.setattr("appliance.command.finding.INSTALLED_TARGET", str(here))
+    monkeypatch.setattr("appliance.command.finding.INSTALLED_TARGETS", ("/nowhere", str(here)))
     with pytest.raises(UsageProblem, match=r"systemctl start millrace\.target"):
         find_running_box(None, None)
 
