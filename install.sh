@@ -26,7 +26,7 @@ usage() {
 ./install.sh pipeline          install what Spark jobs and tables need into .venv, too; \`millrace load\` and \`stream\` call it when it is missing
 ./install.sh test [--deep]     install what tests need, run all of them; --deep: the long campaigns too
 ./install.sh test --setup      install what tests need, run none of them
-./install.sh packages DIR      build the wheels millrace and pyspark-millrace into DIR, each with a CycloneDX bill of materials
+./install.sh packages DIR      build into DIR the wheels millrace and pyspark-millrace, each with a CycloneDX bill of materials, and the .deb
 sudo ./install.sh              install on this machine: systemd units, user, settings in /etc/millrace (--check looks only; see below)
 ./install.sh --help            this
 

@@ -32,6 +32,8 @@
 . "$ROOT/install/zookeeper.sh"
 # shellcheck source=install/releases.sh
 . "$ROOT/install/releases.sh"
+# shellcheck source=install/debian.sh
+. "$ROOT/install/debian.sh"
 # shellcheck source=install/preflight.sh
 . "$ROOT/install/preflight.sh"
 # shellcheck source=install/disks.sh

@@ -221,7 +221,8 @@ fetch_wheels() {
     return "$status"
 }
 
-# make_packages DIRECTORY: the wheels millrace and pyspark-millrace with their bills of materials, by packages of the lock in a virtual environment for this.
+# make_packages DIRECTORY: the wheels millrace and pyspark-millrace with their bills of materials, and the .deb, by packages of the lock in a virtual
+# environment for this. Files have the time of the commit, or SOURCE_DATE_EPOCH.
 make_packages() {
     local python scratch
     [ $# = 1 ] && [[ $1 == [!-]* ]] || die "packages wants a directory: ./install.sh packages DIR"
@@ -229,9 +230,13 @@ make_packages() {
     scratch=$(mktemp -d)
     # shellcheck disable=SC2064  # now: it is local
     trap "rm -rf '$scratch'" EXIT
+    umask 022
+    mkdir -p "$1" || die "$1 cannot be made"
+    set_source_date
     "$python" -m venv "$scratch/venv" && "$python" -B "$ROOT/install/lock.py" only packages >"$scratch/wanted" &&
         quietly "$scratch/venv/bin/python" -m pip install --disable-pip-version-check --no-input -q --no-deps --require-hashes --only-binary :all: -r "$scratch/wanted" ||
         die "the tools that build packages could not be installed; the message is above"
     "$scratch/venv/bin/python" -B "$ROOT/install/wheels.py" "$1" || die "the packages could not be built; the message is above"
-    (cd "$1" && sha256sum -- *.whl *.cdx.json)
+    make_deb "$1" "$scratch" || die "the .deb could not be built; the message is above"
+    (cd "$1" && find . -maxdepth 1 \( -name '*.whl' -o -name '*.cdx.json' -o -name '*.deb' \) -printf '%P\0' | sort -z | xargs -0 sha256sum --)
 }

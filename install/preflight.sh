@@ -87,6 +87,7 @@ check_prefix() {
         problem prefix "$PREFIX: it must be an absolute path of letters, digits and ._+-, of 100 characters at most, not below /root or /home"
         return
     fi
+    if [ -e "$PACKAGED" ]; then problem prefix "the Debian package millrace is installed; remove it first: apt-get remove millrace (records, state and settings stay)"; return; fi
     if installed=$(installed_prefix) && [ "$installed" != "$PREFIX" ]; then problem prefix "an installation is in $installed; leave --prefix out to upgrade it, or uninstall it first"; return; fi
     place=$(open_parent "$PREFIX")
     if [ -n "$place" ]; then problem prefix "$PREFIX: other users than root may change $place; chown root $place && chmod go-w $place, or choose another --prefix"; return; fi

@@ -5,6 +5,9 @@
 BUILT= # whether this run has built the release
 RELEASE_PARTS="appliance services pyspark_millrace systemd install install.sh pyproject.toml docs README.md CONTRIBUTING.md ARCHITECTURE.md DECISIONS.md INVARIANTS.md STYLE.md CHANGELOG.md SECURITY.md LICENSE"
 
+# What imports every process's main.
+EVERY_MAIN='import importlib, pkgutil, services; [importlib.import_module(f"services.{found.name}.__main__") for found in pkgutil.iter_modules(services.__path__)]'
+
 tree_parts() { (cd "$ROOT" && ls -d $RELEASE_PARTS 2>/dev/null); } # shellcheck disable=SC2086  # words are meant
 
 # tree_hash: of every file that goes into a release.
@@ -113,7 +116,7 @@ finish_release() {
     compile_release "$1" || true
     "$1/.venv/bin/millrace" --help >/dev/null || { say "its command does not start"; return 1; }
     # Every process's main can be imported: a package that is not there is found out before anything is switched. Others import what --pipeline installs.
-    "$python" -B -P -c 'import importlib, pkgutil, services; [importlib.import_module(f"services.{found.name}.__main__") for found in pkgutil.iter_modules(services.__path__)]' || { say "not every process of it can be imported"; return 1; }
+    "$python" -B -P -c "$EVERY_MAIN" || { say "not every process of it can be imported"; return 1; }
 }
 
 # point LINK VERSION: in one step, seen whole or not at all.
