@@ -17,7 +17,8 @@ from lab.running_box import ROOT, RunningBox, eventually
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 PAGE = (ROOT / "docs/read.md").read_text()
-RECORDS = 2_000
+LIVES, RECORDS = 2, 1_000
+"""How often the program is killed while it has work, and what comes before each."""
 
 
 @pytest.fixture(scope="module")
@@ -73,17 +74,22 @@ def test_the_derived_feed_has_each_record_once_though_its_program_is_killed(box:
     program = tmp_path / "program.py"
     program.write_text(example.replace("box:9092", box.bootstrap).replace("consume(500", "consume(20"))  # many transactions
     producer = Producer({"bootstrap.servers": box.bootstrap})
-    for number in range(RECORDS):
-        producer.produce("orders", f"order {number}", key=str(number))
-    assert producer.flush(60) == 0
 
     def copied() -> list[str]:
         words = ["kcat", "-b", box.bootstrap, "-t", "loud-orders", "-C", "-o", "beginning", "-e", "-q", "-X", "isolation.level=read_committed"]
         return subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
 
-    for wanted in (1, RECORDS // 2, RECORDS):
+    def run_until(wanted: int) -> None:
+        """Start the program, and kill it once so many records are copied."""
         started.append(subprocess.Popen([sys.executable, "-P", program]))
-        eventually(lambda wanted=wanted: len(copied()) >= wanted, f"{wanted} records are copied")
+        eventually(lambda: len(copied()) >= wanted, f"{wanted} records are copied")
         started[-1].kill()
         started[-1].wait()
-    assert sorted(copied()) == sorted(f"ORDER {number}" for number in range(RECORDS))
+
+    for life in range(LIVES):
+        for number in range(life * RECORDS, (life + 1) * RECORDS):
+            producer.produce("orders", f"order {number}", key=str(number))
+        assert producer.flush(60) == 0
+        run_until(len(copied()) + 1)
+    run_until(LIVES * RECORDS)
+    assert sorted(copied()) == sorted(f"ORDER {number}" for number in range(LIVES * RECORDS))
