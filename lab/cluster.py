@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any
 from appliance.base.zookeeper_access import ZooKeeperTls, new_secret, replace_secret
 from appliance.cluster.zookeeper_probe import zookeeper_serves
 from lab.machine import Disk, Namespace, Network, address_of
-from lab.running_box import COMMAND, READY, STOP_SECONDS, RunningBox, environment, eventually, processes_of, run_arguments
+from lab.running_box import COMMAND, READY, ROOT, STOP_SECONDS, RunningBox, environment, eventually, processes_of, run_arguments
 from lab.zookeeper_clients import auth_of, zookeeper_client
 from services.controller.zookeeper.session import SavedSession
 
@@ -48,6 +49,7 @@ class ClusterBox:
         self._process: subprocess.Popen[bytes] | None = None
         self._frozen: list[int] = []
         self._dead_disks: set[int] = set()
+        self._shift_file: Path | None = None
         self.running: RunningBox | None = None
 
     @property
@@ -66,9 +68,12 @@ class ClusterBox:
     def begin(self) -> None:
         """Start it; `await_ready` waits until it serves."""
         assert self._process is None and self.running is None
+        variables = environment()
+        if self._shift_file is not None:
+            variables |= {"MILLRACE_TEST_SHIFT": str(self._shift_file), "PYTHONPATH": f"{ROOT}/lab/shifted_clock{os.pathsep}{variables['PYTHONPATH']}"}
         with open(self.directory / "messages", "ab") as file:
             self._process = self.machine.run_in(
-                [*COMMAND, *self._arguments], env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, cwd="/"
+                [*COMMAND, *self._arguments], env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, cwd="/"
             )
 
     def await_ready(self, seconds: float = READY_SECONDS) -> None:
@@ -121,6 +126,18 @@ class ClusterBox:
                 os.kill(pid, signal.SIGCONT)
         self._frozen = []
 
+    def shift_clock(self, milliseconds: int) -> None:
+        """The wall clock of all its processes is so far from the machine's, from now on."""
+        if self._shift_file is None:
+            self._shift_file = self.directory / "clock-shift"
+            self._shift_file.write_bytes(bytes(8))
+        with open(self._shift_file, "r+b") as file:
+            file.write(struct.pack("<q", milliseconds))
+
+    def unshift_clock(self) -> None:
+        if self._shift_file is not None:
+            self.shift_clock(0)
+
     def shut_disk_down(self, index: int) -> None:
         """What was not synced is lost, and every call fails, until `replug`."""
         self.disks[index].shut_down()
@@ -170,8 +187,9 @@ class Cluster:
         disk_mib: int = 192,
         has_secret: bool = True,
         senders: Mapping[str, object] | None = None,
+        shifts_clocks: bool = False,
     ) -> None:
-        """`has_secret`: every box has the secret of the ensemble from the beginning."""
+        """`has_secret`: every box has the secret of the ensemble from the beginning. `shifts_clocks`: `ClusterBox.shift_clock` may be called."""
         numbers = range(1, boxes + 1)
         self.network = Network(numbers)
         self.boxes: dict[int, ClusterBox] = {}
@@ -198,6 +216,8 @@ class Cluster:
                 zookeeper_members=members,
             )
             self.boxes[number] = ClusterBox(number, machine, place, arguments, made)
+            if shifts_clocks:
+                self.boxes[number].shift_clock(0)
 
     @property
     def bootstrap(self) -> str:
@@ -230,6 +250,7 @@ class Cluster:
                 disk.thaw()
                 disk.empty()
             box.thaw()
+            box.unshift_clock()
             box.replug()
         down = [box for box in self.boxes.values() if box.running is None]
         for box in down:

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from lab.cluster import KAFKA_PORT, Cluster, ClusterBox
-from lab.cluster_history import Finding, acknowledged_findings, reader_findings, transaction_findings
+from lab.cluster_history import Finding, Seen, acknowledged_findings, reader_findings, transaction_findings
 from lab.cluster_load import AllAcks, Reader, Transactions, read_all
 from lab.machine import address_of
 from lab.pause_probe import Pause, PauseProbe
@@ -34,6 +34,7 @@ TAKEN_SECONDS = 0.5
 AGAIN_SECONDS = 20.0
 """A fault lasts until acks=all is taken again, no longer than this; a busy machine takes its time, so how long it took is in the result, and is not judged."""
 IN_SYNC_SECONDS = 90.0
+READ_SECONDS = 20.0
 
 PROCESSES = ("zookeeper", "controller", "coordinator", "log-writer", "log-reader", "acceptor", "replica-fetcher")
 
@@ -78,7 +79,7 @@ def _kill_process(kind: str) -> Callable[[Cluster, ClusterBox, str], None]:
     def apply(_cluster: Cluster, box: ClusterBox, topic: str) -> None:
         name = kind
         if kind in ("log-writer", "log-reader"):
-            name = f"{kind}@{_disk_name(box, topic)}"
+            name = f"{kind}@{disk_name(box, topic)}"
         elif kind == "acceptor":
             name = "acceptor@0"
         box.box.kill(name)
@@ -91,7 +92,8 @@ def _disk_with(box: ClusterBox, topic: str) -> int:
     return next((index for index, disk in enumerate(box.disks) if (disk.seen_from_here / f"{topic}-0").is_dir()), 0)
 
 
-def _disk_name(box: ClusterBox, topic: str) -> str:
+def disk_name(box: ClusterBox, topic: str) -> str:
+    """The disk that has the topic's first partition."""
     return box.box.box.disks[_disk_with(box, topic)].name
 
 
@@ -131,7 +133,7 @@ FAULTS: dict[str, Fault] = {
         Fault("disk dead", lambda _cluster, box, topic: box.shut_disk_down(_disk_with(box, topic)), 7.0),
         Fault("disk hung", lambda _cluster, box, topic: box.disks[_disk_with(box, topic)].freeze(), 7.0),
         Fault("disk full", lambda _cluster, box, topic: box.disks[_disk_with(box, topic)].fill(), 7.0),
-        Fault("log-writer suspended", lambda _cluster, box, topic: box.suspend(f"log-writer@{_disk_name(box, topic)}"), 7.0),
+        Fault("log-writer suspended", lambda _cluster, box, topic: box.suspend(f"log-writer@{disk_name(box, topic)}"), 7.0),
         Fault("session expiry", _expire, 4.0),
     )
 }
@@ -144,6 +146,11 @@ class Cell:
         self._cluster, self._fault, self._role, self._seed = cluster, fault, role, seed
         self._is_brief = is_brief
         self._random = random.Random(seed)
+        self._topic_config: dict[str, str] = {}
+        self._patience = 1.0
+        """A machine without time for the clients needs a multiple of the usual waits."""
+        self._finals: dict[tuple[str, str], Seen] = {}
+        """(topic, isolation level) → what was in it at the end."""
         self._topics = {kind: f"{kind}-{number}" for kind in ("plain", "idempotent", "transactional", "probe")}
 
     def run(self) -> CellResult:
@@ -216,7 +223,7 @@ class Cell:
         victim, replicas = self._cast()
         # Not before all know the controller: librdkafka asks whom it heard of first, and does not ask again when that one says that it is not.
         self._admin = AdminClient({"bootstrap.servers": self._cluster.bootstrap, "log_level": 0, "socket.timeout.ms": 20_000})
-        config = {"min.insync.replicas": str(min(2, len(replicas[0])))}
+        config = {"min.insync.replicas": str(min(2, len(replicas[0]))), **self._topic_config}
         topics = [NewTopic(name, len(replicas), replica_assignment=replicas, config=config) for name in self._topics.values()]
         try:
             for made in self._admin.create_topics(topics, operation_timeout=20).values():
@@ -229,9 +236,9 @@ class Cell:
         assert self._await_in_sync() == []
         return victim
 
-    def _await_in_sync(self, seconds: float = IN_SYNC_SECONDS) -> list[str]:
-        """What is missing after `seconds`."""
-        deadline = time.monotonic() + seconds
+    def _await_in_sync(self) -> list[str]:
+        """What is missing after a while."""
+        deadline = time.monotonic() + IN_SYNC_SECONDS * self._patience
         while True:
             missing = self._missing_replicas()
             if not missing or time.monotonic() >= deadline:
@@ -269,7 +276,9 @@ class Cell:
 
     def _judge(self, producers: dict[str, Any], readers: list[Reader]) -> dict[str, list[str]]:
         wanted = [(producer.topic, "read_uncommitted") for producer in producers.values()]
-        *finals, committed = read_all(self._cluster.bootstrap, [*wanted, (self._topics["transactional"], "read_committed")], PARTITIONS)
+        wanted.append((self._topics["transactional"], "read_committed"))
+        *finals, committed = told = read_all(self._cluster.bootstrap, wanted, PARTITIONS, READ_SECONDS * self._patience)
+        self._finals = dict(zip(wanted, told, strict=True))
         found = {}
         for (kind, producer), final in zip(producers.items(), finals, strict=True):
             along = [reader for reader in readers if reader.topic == producer.topic]
@@ -280,7 +289,7 @@ class Cell:
                 findings += transaction_findings(producer.sent, producer.fates, committed)
             else:
                 findings += acknowledged_findings(producer.sent, final, may_double=kind == "plain")
-            words = [_words(finding) for finding in findings]
+            words = [words_of(finding) for finding in findings]
             words += [f"reader: {name}" for reader in along for name in reader.errors if name == "_AUTO_OFFSET_RESET"]
             found[kind] = words + self._compare(producer.topic, final)
         return found
@@ -294,5 +303,6 @@ class Cell:
         return words
 
 
-def _words(finding: Finding) -> str:
+def words_of(finding: Finding) -> str:
+    """One line."""
     return f"{finding.kind}, partition {finding.partition}: {finding.what}"

@@ -26,8 +26,12 @@ WORK_SECONDS = 10.0
 PAUSE_SECONDS = 0.05
 """Without it, the clients of `Repeated` take all processors."""
 IMPATIENT = {**QUICK_RECONNECT, "socket.connection.setup.timeout.ms": 1000, "topic.metadata.refresh.interval.ms": 2000}
-PRODUCING = {"acks": "all", "linger.ms": 2, "message.timeout.ms": GIVE_UP_MS, "request.timeout.ms": 1500, "socket.timeout.ms": 2500}
+PRODUCING = {"acks": "all", "linger.ms": 2, "message.timeout.ms": GIVE_UP_MS, "request.timeout.ms": 1500, "socket.timeout.ms": 2500, "batch.size": 8192}
 """A cut network reports nothing: a request without an answer is given up after a second or two, and tried at the leader of that time."""
+
+
+COMMIT_REFUSED = (KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.REBALANCE_IN_PROGRESS)
+"""After these the offsets are surely not committed."""
 
 
 class _Thread:
@@ -261,6 +265,13 @@ class GroupMember(_Thread):
         times = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 500, "fetch.wait.max.ms": 50, "socket.timeout.ms": 2500}
         self._options = {**IMPATIENT, **times, "bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False, "auto.offset.reset": "earliest"}
         self._gathered: dict[int, list[int]] = {}
+        self._is_assigned = False
+
+    @property
+    def last_words(self) -> str:
+        """What it did last, and how long ago."""
+        last = self.events[-1]
+        return f"{last['event']} {(time.monotonic_ns() - last['at']) / 1e9:.0f} s ago, {dict(self.errors)}"
 
     def _write(self, event: str, **fields: Any) -> None:
         self.events.append({"event": event, "at": time.monotonic_ns(), **fields})
@@ -270,6 +281,7 @@ class GroupMember(_Thread):
             consumer = Consumer(self._options)
             try:
                 self._write("start")
+                self._is_assigned = False
                 consumer.subscribe([self.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke)
                 while not self._stop.is_set():
                     self._poll(consumer)
@@ -288,7 +300,7 @@ class GroupMember(_Thread):
             message = consumer.poll(left)
             if message is not None and message.error() is not None:
                 self.errors[str(message.error().name())] += 1  # type: ignore[union-attr]
-            elif message is not None:
+            elif message is not None and self._is_assigned:
                 partition, offset = message.partition(), message.offset()
                 assert partition is not None and offset is not None
                 self._write("poll", offsets={partition: [offset]})
@@ -297,12 +309,17 @@ class GroupMember(_Thread):
     def _commit(self, consumer: Consumer) -> None:
         ends = {partition: offsets[-1] + 1 for partition, offsets in self._gathered.items()}
         self._write("commit", ends=ends)
-        told = consumer.commit(offsets=[TopicPartition(self.topic, partition, end) for partition, end in ends.items()], asynchronous=False)
-        assert told is not None
-        for each in told:
-            if each.error is not None:
-                raise KafkaException(each.error)
-        self._write("committed", ends=ends)
+        try:
+            told = consumer.commit(offsets=[TopicPartition(self.topic, partition, end) for partition, end in ends.items()], asynchronous=False)
+            for each in told or ():
+                if each.error is not None:
+                    raise KafkaException(each.error)
+        except KafkaException as error:
+            if error.args[0].code() not in COMMIT_REFUSED:
+                raise
+            self.errors[error.args[0].name()] += 1
+        else:
+            self._write("committed", ends=ends)
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._gathered = {}
@@ -317,10 +334,11 @@ class GroupMember(_Thread):
                 positions = {each.partition: max(0, each.offset) for each in told}
                 consumer.assign([TopicPartition(self.topic, partition, offset) for partition, offset in positions.items()])
                 self._write("assign", positions=positions, asked_at=asked_at)
+                self._is_assigned = True
                 return
 
     def _on_revoke(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
-        self._gathered = {}
+        self._gathered, self._is_assigned = {}, False
         self._write("revoke")
 
 

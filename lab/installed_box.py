@@ -13,7 +13,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,20 @@ def copy_sources(place: Path) -> None:
             shutil.copy2(source, place / name)
 
 
-def make_wheelhouse(place: Path, with_spark: bool = False) -> None:
-    """As `install.sh --make-wheelhouse` makes one (with_spark: and `--pipeline`), out of .venv instead of the network."""
+def copy_release(place: Path, commit: str) -> bool:
+    """The tree of a commit; False if this clone does not have it."""
+    archive = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=False)
+    if archive.returncode:
+        return False
+    place.mkdir(parents=True)
+    subprocess.run(["tar", "-x", "-C", str(place)], input=archive.stdout, check=True)
+    return True
+
+
+def make_wheelhouse(place: Path, with_spark: bool = False, more: Sequence[str] = ()) -> None:
+    """As `install.sh --make-wheelhouse` makes one (with_spark: and `--pipeline`; `more` packages, too), out of .venv instead of the network."""
     lines = [f"# millrace wheelhouse: python {sys.version_info[0]}.{sys.version_info[1]}, {platform.machine()}"]
-    for wheel in pack_all(place, with_spark):
+    for wheel in pack_all(place, with_spark, more):
         name, version = wheel.name.split("-")[:2]
         lines.append(f"{name}=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}  # {wheel.name}")
     (place / "requirements.txt").write_text("\n".join(lines) + "\n")

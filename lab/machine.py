@@ -192,6 +192,7 @@ class Network:
         self._wrong: set[tuple[int, int]] = set()
         self._off: set[int] = set()
         self._narrow: set[int] = set()
+        self._flapping: list[tuple[threading.Event, threading.Thread]] = []
         plugs = [
             command
             for number, machine in self.machines.items()
@@ -215,6 +216,21 @@ class Network:
         """Everything that a machine sends, and that is sent to it, vanishes."""
         self._switch.ip(f"link set p{number} nomaster")
         self._off.add(number)
+
+    def flap(self, number: int, seconds: float) -> None:
+        """Cut a machine off and bring it back, each for `seconds`, again and again."""
+        is_over = threading.Event()
+
+        def run() -> None:
+            while not is_over.is_set():
+                self.cut(number)
+                is_over.wait(seconds)
+                self._switch.ip(f"link set p{number} master br0")
+                is_over.wait(seconds)
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._flapping.append((is_over, thread))
+        thread.start()
 
     def cut_one_way(self, source: int, target: int) -> None:
         """What `source` sends to `target` vanishes; the other way is open."""
@@ -240,6 +256,11 @@ class Network:
 
     def heal(self) -> None:
         """Everything is as it was."""
+        for is_over, _ in self._flapping:
+            is_over.set()
+        for _, thread in self._flapping:
+            thread.join()
+        self._flapping.clear()
         for number in self._off:
             self._switch.ip(f"link set p{number} master br0")
         for source, target in self._wrong:

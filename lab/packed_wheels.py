@@ -12,6 +12,7 @@ import re
 import shutil
 import tomllib
 import zipfile
+from collections.abc import Sequence
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
@@ -25,10 +26,11 @@ PIPELINE_EXTRAS = ("pipeline", "delta", "postgresql")
 """As install/packages.sh has them."""
 
 
-def needed_packages(*extra_names: str) -> list[Distribution]:
-    """What pyproject.toml wants installed, alone or with some of its extras, and all that those want."""
+def needed_packages(*extra_names: str, more: Sequence[str] = ()) -> list[Distribution]:
+    """What pyproject.toml wants installed, alone or with some of its extras, `more` packages, and all that those want."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [Requirement(line) for line in project["dependencies"] + [line for name in extra_names for line in project["optional-dependencies"][name]]]
+    wanted += map(Requirement, more)
     found: dict[str, Distribution] = {}
     while wanted:
         requirement = wanted.pop()
@@ -77,8 +79,8 @@ def pack_jars(directory: Path) -> None:
         shutil.copy(jar, directory / "zookeeper")
 
 
-def pack_all(directory: Path, with_spark: bool = False) -> list[Path]:
-    """Wheels of everything that an installation needs; with Spark those of `install.sh --pipeline`."""
+def pack_all(directory: Path, with_spark: bool = False, more: Sequence[str] = ()) -> list[Path]:
+    """Wheels of everything that an installation needs; with Spark those of `install.sh --pipeline`; and of `more` packages."""
     directory.mkdir(parents=True, exist_ok=True)
     pack_jars(directory)
-    return [pack(package, directory) for package in needed_packages(*(PIPELINE_EXTRAS if with_spark else ()))]
+    return [pack(package, directory) for package in needed_packages(*(PIPELINE_EXTRAS if with_spark else ()), more=more)]

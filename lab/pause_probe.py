@@ -72,19 +72,19 @@ class PauseProbe:
     def __init__(self, addresses: Sequence[tuple[str, int]], topic: str, partitions: Sequence[int]) -> None:
         self._addresses, self._topic = list(addresses), topic
         self._stop = threading.Event()
-        self._probes = [_Probe(partition) for partition in partitions]
-        self._threads = [threading.Thread(target=self._run, args=(probe,), daemon=True) for probe in self._probes]
+        self.probes = [_Probe(partition) for partition in partitions]
+        self._threads = [threading.Thread(target=self._run, args=(probe,), daemon=True) for probe in self.probes]
         for thread in self._threads:
             thread.start()
 
     @property
     def has_answers(self) -> bool:
         """Whether every partition has been heard of: then all that is wanted of libraries is loaded."""
-        return all(probe.acknowledged_at for probe in self._probes)
+        return all(probe.acknowledged_at for probe in self.probes)
 
     def pauses(self, since: float, until: float) -> list[Pause]:
         """Of each partition, in a stretch of time."""
-        return [probe.pause(since, until) for probe in self._probes]
+        return [probe.pause(since, until) for probe in self.probes]
 
     def stop(self) -> None:
         self._stop.set()

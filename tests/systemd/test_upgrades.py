@@ -7,11 +7,12 @@ import socket
 from collections.abc import Callable
 
 import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
 
-from lab.installed_box import DISKS, HTTP, KAFKA, SYSLOG, InstalledBox, copy_sources, why_not_installed
+from lab.installed_box import DISKS, HTTP, KAFKA, SYSLOG, InstalledBox, copy_release, copy_sources, make_wheelhouse, why_not_installed
 from lab.raw_client import RawClient
 from lab.running_box import eventually
-from lab.systemd_box import why_not
+from lab.systemd_box import SystemdBox, why_not
 from tests.faults.hurt_box import batch
 from tests.systemd.load_on_box import load_on
 
@@ -24,6 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:(read_text|open_text) is deprecated:DeprecationWarning"),
 ]
 
+RELEASE_0_1_0 = "4284b881c0fb4a5eba660c7b8f802973c547e912"
 REMARK = "\n# edited by the owner\n"
 
 
@@ -99,6 +101,89 @@ def test_a_release_with_one_user_gets_its_files_back_and_the_next_one_takes_them
     assert installed.box.output("stat -c %a /srv/d?/closed-0/*.log") == "640"
     assert "10 records" in installed.millrace("search", "--topic", "closed").stderr
     assert "permission denied" not in installed.box.journal("-u", "millrace*", "-p", "warning", "-n", "50")
+
+
+@pytest.mark.deep
+def test_a_box_of_release_0_1_0_with_its_table_of_senders_becomes_this_one_under_load_and_back(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What it stored is read at the same offsets, its group goes on where it was, its listener and route are in the settings."""
+    sources, wheelhouse = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("packages") / "wheelhouse"
+    if not copy_release(sources / "old", RELEASE_0_1_0):
+        pytest.skip("this clone has no release 0.1.0")
+    copy_sources(sources / "new")
+    make_wheelhouse(wheelhouse, more=["kio", "pyspark"])
+    box = SystemdBox.start(tmp_path_factory.mktemp("box"), ["ext4"] * len(DISKS), 640, [(sources, "/sources"), (wheelhouse, "/wheelhouse")], name="oldbox")
+    installed = InstalledBox(box, sources / "new")
+    try:
+        chosen = ["--offline", "/wheelhouse", "--disks", ",".join(DISKS), "--advertise", "127.0.0.1"]
+        box.run(["bash", "/sources/old/install.sh", "--yes", *chosen], seconds=300)
+        with open(box.path("/etc/millrace/ingest.table"), "a") as table:
+            table.write("listen old relp tcp 127.0.0.1:2514 acks=1\nroute listener=old -> from-relp\n")
+        box.run("millrace ingest check /etc/millrace/ingest.table && millrace units apply && systemctl restart millrace.target")
+        installed.await_all_active()
+        with box.inside():
+            before = write_before(str(KAFKA))
+        with load_on(box, "from-old") as load:
+            installed.install("--offline", "/wheelhouse")
+            load.await_news("after the upgrade")
+        assert load.lost() == 0
+        with box.inside():
+            assert read_after(str(KAFKA)) == before and answers_relp(2514)
+        box.run("bash /opt/millrace/current/install.sh --rollback", seconds=300)
+        installed.await_all_active()
+        with box.inside():
+            assert read_after(str(KAFKA)) == before and answers_relp(2514)
+        installed.install("--offline", "/wheelhouse")
+        installed.millrace("config", "convert")
+        box.run("millrace units apply && systemctl restart millrace.target")
+        installed.await_all_active()
+        settings = box.path("/etc/millrace/millrace.toml").read_text()
+        assert "[[ingest.listener]]" in settings and "from-relp" in settings and not box.path("/etc/millrace/ingest.table").exists()
+        with box.inside():
+            assert read_after(str(KAFKA)) == before and answers_relp(2514)
+    finally:
+        box.destroy()
+
+
+def answers_relp(port: int) -> bool:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as relp:
+        words = b"relp_version=0\nrelp_software=x\ncommands=syslog"
+        relp.sendall(b"1 open %d %b\n" % (len(words), words))
+        return b"200 OK" in relp.recv(1024)
+
+
+def write_before(bootstrap: str) -> dict[str, list[tuple[int, bytes | None]]]:
+    """What a plain and a transactional producer wrote and how far a group has come, as `read_after` finds it."""
+    plain = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+    for number in range(100):
+        plain.produce("old-plain", b"%d" % number)
+    assert plain.flush(30) == 0
+    transactional = Producer({"bootstrap.servers": bootstrap, "transactional.id": "old"})
+    transactional.init_transactions(30)
+    for number, ends in enumerate((transactional.commit_transaction, transactional.abort_transaction, transactional.commit_transaction)):
+        transactional.begin_transaction()
+        transactional.produce("old-transactional", b"%d" % number)
+        transactional.flush(30)
+        ends(30)
+    group = Consumer({"bootstrap.servers": bootstrap, "group.id": "old"})
+    group.commit(offsets=[TopicPartition("old-plain", 0, 42)], asynchronous=False)
+    group.close()
+    return read_after(bootstrap)
+
+
+def read_after(bootstrap: str) -> dict[str, list[tuple[int, bytes | None]]]:
+    options = {"bootstrap.servers": bootstrap, "group.id": "old", "isolation.level": "read_committed", "enable.partition.eof": True}
+    found: dict[str, list[tuple[int, bytes | None]]] = {}
+    for topic in ("old-plain", "old-transactional"):
+        consumer = Consumer(options)
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        while (message := consumer.poll(30)) is not None and message.error() is None:
+            found.setdefault(topic, []).append((message.offset() or 0, message.value()))
+        assert message is not None
+        (committed,) = consumer.committed([TopicPartition("old-plain", 0)], 30)
+        found["committed"] = [(committed.offset, None)]
+        consumer.close()
+    assert len(found["old-plain"]) == 100 and len(found["old-transactional"]) == 2 and found["committed"] == [(42, None)]
+    return found
 
 
 def test_what_is_uninstalled_is_gone_and_data_state_and_settings_stay(installed: InstalledBox) -> None:
