@@ -3,11 +3,11 @@
 `python -m lab.soak --minutes 30 [--boxes 1|3] [--rate 400] [--out FILE]` (root; lab/cluster.py). FILE, `.venv/log/soak-BOXES.jsonl` without --out, gets a
 line for each sample; a later run adds to it, and all runs are judged together. Exit code 1 if something grows.
 
-The load: acks=all with and without idempotence, transactions, readers, a group; short retention, and the compaction of state topics. Every ten minutes a box of
-several is stopped and started, every three minutes one process is killed. Sampled: PSS and descriptors of each process, blocks in /dev/shm of each box, CPU,
-the time between two acknowledgements of one record after the other. Each life of a process is judged by itself: its floor (the least of each of six windows,
-so that what comes and goes does not count) must not rise from window to window by more than a limit an hour. Weak spot: a growth that starts after the last
-window, and one below the limits.
+The load: acks=all with and without idempotence, transactions, readers, a group; short retention, and the compaction of state topics. Every ten minutes a box
+of several is stopped and started, every three minutes one process is killed. Sampled: PSS and descriptors of each process, blocks in /dev/shm of each box,
+CPU, the time between two acknowledgements of one record after the other. Each incarnation of a process is judged by itself: its floor (the least of each of
+six windows, so that what comes and goes does not count) must not rise from window to window by more than a limit an hour. Weak spot: a growth that starts
+after the last window, and one below the limits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PARTITIONS = 2
 SAMPLE_SECONDS = 5.0
 WARM_SECONDS = 120.0
 JUDGED_SECONDS = 300.0
-"""A shorter life of a process shows no trend."""
+"""A shorter incarnation of a process shows no trend."""
 WINDOWS = 6
 RISING_PAIRS = 13
 """Of the 15 pairs of windows, those whose later floor is higher (Mann-Kendall, p below 0.01)."""
@@ -51,9 +51,9 @@ LIMITS = {"pss_kib": (0.10, 4096.0), "descriptors": (0.0, 6.0), "shm_kib": (0.0,
 
 
 class Sample(NamedTuple):
-    """`life` names what is judged by itself: a process of one box in one run, by its pid."""
+    """`incarnation` names what is judged by itself: a process of one box in one run, by its pid."""
 
-    life: str
+    incarnation: str
     measure: str
     at: float
     value: float
@@ -74,19 +74,19 @@ def growth(samples: Sequence[tuple[float, float]]) -> float:
 
 
 def findings(samples: Iterable[Sample]) -> list[str]:
-    """What grows in a life that is long enough."""
-    lives: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    for life, measure, at, value in samples:
-        lives[life, measure].append((at, value))
+    """What grows in an incarnation that is long enough."""
+    incarnations: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for incarnation, measure, at, value in samples:
+        incarnations[incarnation, measure].append((at, value))
     found = []
-    for (life, measure), values in lives.items():
+    for (incarnation, measure), values in incarnations.items():
         values = [each for each in values if each[0] >= values[0][0] + WARM_SECONDS]
         if not values or values[-1][0] - values[0][0] < JUDGED_SECONDS:
             continue
         share, least = LIMITS[measure]
         hourly, typical = growth(values), statistics.median(value for _, value in values)
         if hourly > max(share * typical, least):
-            found.append(f"{life}: {measure} grows by {hourly:.4g} an hour, of {typical:.4g}")
+            found.append(f"{incarnation}: {measure} grows by {hourly:.4g} an hour, of {typical:.4g}")
     return found
 
 
@@ -104,9 +104,9 @@ class Sampler:
             if box.running is None:
                 continue
             for name, pid in box.box.pids().items():
-                life = f"run {self._run} box {number} {name} pid {pid}"
+                incarnation = f"run {self._run} box {number} {name} pid {pid}"
                 try:
-                    found += [Sample(life, measure, now, value) for measure, value in self._of(pid, now).items()]
+                    found += [Sample(incarnation, measure, now, value) for measure, value in self._of(pid, now).items()]
                 except OSError:
                     continue
             layout = box.box.layout
@@ -214,7 +214,7 @@ def main(arguments: Sequence[str]) -> int:
     problems = run_load(options.boxes, options.minutes, out, options.rate)
     samples = read_samples(out)
     found = problems + findings(samples)
-    print("\n".join(found) or f"{len(samples)} samples of {len({sample.life for sample in samples})} processes: nothing grows")
+    print("\n".join(found) or f"{len(samples)} samples of {len({sample.incarnation for sample in samples})} processes: nothing grows")
     return int(bool(found))
 
 

@@ -12,9 +12,9 @@ from lab.soak import WARM_SECONDS, Sample, findings
 MINUTE = 60.0
 
 
-def series(value: Callable[[float], float], minutes: int = 40, measure: str = "pss_kib", life: str = "run 0 box 1 acceptor@0 pid 7") -> list[Sample]:
+def series(value: Callable[[float], float], minutes: int = 40, measure: str = "pss_kib", incarnation: str = "run 0 box 1 acceptor@0 pid 7") -> list[Sample]:
     chance = random.Random(27)
-    return [Sample(life, measure, at, value(at) + chance.uniform(0, 500)) for at in (5.0 * number for number in range(int(minutes * MINUTE / 5)))]
+    return [Sample(incarnation, measure, at, value(at) + chance.uniform(0, 500)) for at in (5.0 * number for number in range(int(minutes * MINUTE / 5)))]
 
 
 def sawtooth(at: float) -> float:
@@ -28,8 +28,8 @@ def sawtooth(at: float) -> float:
         series(sawtooth),
         series(lambda at: 50_000 + min(at, WARM_SECONDS) * 100),  # caches fill at first
         series(lambda at: 50_000 + (30_000 if at > 600 else 0)),  # a larger request came once
-        series(lambda at: 50_000 + at, minutes=6),  # too short a life
-        [*series(lambda _: 50_000, life="a"), *series(lambda _: 90_000, life="b")],
+        series(lambda at: 50_000 + at, minutes=6),  # too short a incarnation
+        [*series(lambda _: 50_000, incarnation="a"), *series(lambda _: 90_000, incarnation="b")],
     ],
 )
 def test_what_is_flat_or_comes_and_goes_is_good(samples: list[Sample]) -> None:
