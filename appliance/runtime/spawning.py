@@ -29,6 +29,7 @@ BOUND_VARIABLE = "MILLRACE_PARENT_BOUND"
 """Environment variable that is set if the parent has already bound the child."""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent_pid: int) -> bool:
@@ -38,6 +39,13 @@ def die_with_parent(parent_pid: int) -> bool:
 
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     return os.getppid() == parent_pid
+
+
+def adopt_orphans(does: bool) -> None:
+    """Have the kernel make this process the parent of later orphans among its descendants, or no longer."""
+    import ctypes
+
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(does), 0, 0, 0)
 
 
 def bind_to_parent() -> bool:

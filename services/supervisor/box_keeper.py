@@ -51,7 +51,7 @@ from appliance.shm.mapping import LayoutMismatch
 from services.supervisor.disk_changes import DiskChanges, LogWriterSample
 from services.supervisor.ready_message import ready_line
 from services.supervisor.settings_reload import RELOAD, SettingsReload
-from services.supervisor.supervisor import NAME
+from services.supervisor.supervisor import NAME, SERVING_STATES
 
 DEADLY_SHARE = 0.75
 """Part of the watchdog timeout. systemd counts from the last message, up to a quarter of the
@@ -96,9 +96,6 @@ class WatchdogKills:
 TURN_MS = 1_000
 TURN_MS_WHILE_STARTING = 250
 RETRY_MS = 10_000
-SERVING_STATES = frozenset({"serving", "offline"})
-"""States in which the box counts a process as ready. An offline log-writer has done all that it
-can."""
 WAITING_SHOWN = 4
 
 

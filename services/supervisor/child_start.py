@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from struct import Struct
 
 from appliance.base.layout import RUNTIME_VARIABLE
@@ -21,27 +21,39 @@ from appliance.runtime.run_options import python_arguments
 from appliance.runtime.spawning import spawn
 
 TRIM_BYTES = 16 << 20
+TRIM_VARIABLE = "MALLOC_TRIM_THRESHOLD_"
+
+
+def module_of(kind: str) -> str:
+    """Return the module that is the program of a kind of process."""
+    return f"services.{kind.replace('-', '_')}"
 
 
 def start_child(child: Child, runtime_directory: str, notify_path: str, listening: Mapping[str, socket.socket]) -> int:
     """Start the process of `child`; returns its pid. Raises OSError if the fork fails."""
+    sockets = {name: listening[name] for name in listen_names(child.kind, listening)}
+    program = [module_of(child.kind), *filter(None, [child.instance])]
+    # Otherwise glibc returns the memory of each request to the kernel, and the next request pays
+    # for its page faults (10 % of the time of OTLP).
+    further = {TRIM_VARIABLE: str(TRIM_BYTES)} if child.kind == "ingest" else {}
+    return start_program(program, runtime_directory, notify_path, sockets, further)
+
+
+def start_program(
+    program: Sequence[str], runtime_directory: str, notify_path: str, listening: Mapping[str, socket.socket], further: Mapping[str, str] | None = None
+) -> int:
+    """Start a module with its arguments, all of the sockets and `further` variables, unless the environment
+    has them; returns its pid. Raises OSError if the fork fails."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LISTEN_")}
     environment[RUNTIME_VARIABLE] = runtime_directory
     environment["NOTIFY_SOCKET"] = notify_path
-    environment.setdefault("MALLOC_ARENA_MAX", "2")  # otherwise glibc allocates an arena per thread
-    if child.kind == "ingest":
-        # Otherwise glibc returns the memory of each request to the kernel, and the next request
-        # pays for its page faults (10 % of the time of OTLP).
-        environment.setdefault("MALLOC_TRIM_THRESHOLD_", str(TRIM_BYTES))
-    names = listen_names(child.kind, listening)
-    sockets = [listening[name] for name in names]
-    if sockets:
-        environment["LISTEN_FDS"] = str(len(sockets))
-        environment["LISTEN_FDNAMES"] = ":".join(names)
-    arguments = [sys.executable, *python_arguments(f"services.{child.kind.replace('-', '_')}", environment)]
-    if child.instance:
-        arguments.append(child.instance)
-    return spawn(arguments, environment, [sock.fileno() for sock in sockets])
+    # otherwise glibc allocates an arena per thread
+    environment = {"MALLOC_ARENA_MAX": "2", **(further or {}), **environment}
+    if listening:
+        environment["LISTEN_FDS"] = str(len(listening))
+        environment["LISTEN_FDNAMES"] = ":".join(listening)
+    arguments = [sys.executable, *python_arguments(program[0], environment), *program[1:]]
+    return spawn(arguments, environment, [sock.fileno() for sock in listening.values()])
 
 
 _CREDENTIALS = Struct("=iII")

@@ -39,6 +39,7 @@ from appliance.shm.counters import DEAD, Counters, read_counters
 from appliance.shm.mapping import lost_objects
 from services.supervisor.child_start import NotifySocket, start_child
 from services.supervisor.disk_changes import DiskChanges, LogWriterSample
+from services.supervisor.first_start import AGENTS, STARTED, FirstStart
 from services.supervisor.ready_message import ready_message
 from services.supervisor.settings_reload import RELOAD, SettingsReload
 
@@ -51,6 +52,12 @@ KILLED_MS = 3_000
 """A killed process that has not ended by then is blocked in the kernel by its disk. The stop
 continues without it."""
 NOTICE_MS = 10_000
+LOOK_MS = 200
+"""While a child starts, its counters are read this often: the kernel drops a READY that finds ten
+messages (net.unix.max_dgram_qlen) in the queue of the notify socket."""
+SERVING_STATES = frozenset({"serving", "offline"})
+"""States in which the box counts a process as ready. An offline log-writer has done all that it
+can."""
 CANNOT_START = "millrace cannot start:\n"
 STOP_SIGNALS = {ZOOKEEPER: signal.SIGKILL}
 """Stop signals other than SIGTERM. SIGKILL loses nothing in ZooKeeper, and avoids the 0.3 s that
@@ -97,6 +104,7 @@ class Supervisor:
         """Since when (ms) the counters of a pid are missing. Another program deleted them: the
         heartbeat is unknown, not old."""
         self._detached = DetachedProcesses()
+        self._first_start: FirstStart | None = None
         for path, pid in prepared.unanswered.items():
             disk = next((disk.name for disk in self.box.disks if disk.path == path), "")
             self.log.warning(f"disk {disk} ({path}) does not answer; the box starts without it and serves it when it answers", disk=disk)
@@ -106,6 +114,7 @@ class Supervisor:
         self._next_notice_ms = self._started_ms + NOTICE_MS
         self._next_watchdog_ms = self._started_ms
         self._next_ask_ms = self._started_ms
+        self._next_look_ms = self._started_ms + LOOK_MS
         self.exit_code = 0
 
     # --- the duty cycle ---
@@ -119,6 +128,7 @@ class Supervisor:
         if (access := access_warning(self.box)) is not None:
             self.log.warning(access)
         try:
+            self._begin_first_start()
             while not self._stop_signals and not self.exit_code:
                 self._turn()
             self._stop()
@@ -143,6 +153,9 @@ class Supervisor:
             if self.log.message_file is not None:
                 self.log.message_file.rotate()
         self._cost.turn(self._clock.monotonic_ns())
+        if now_ms >= self._next_look_ms and self._is_any_starting():
+            self._next_look_ms = now_ms + LOOK_MS
+            self._look_for_ready()
         self._maybe_say_ready(now_ms)
         self._poller.poll(self._wait_ms(self._clock.monotonic_ms()))
         self._reap()
@@ -152,9 +165,51 @@ class Supervisor:
         due += [child.start_at_ms for child in self.children.values() if child.state is ChildState.WAITING]
         if self._zookeeper is not None:
             due.append(self._next_ask_ms)
+        if self._is_any_starting():
+            due.append(self._next_look_ms)
         return max(0, min(due) - now_ms)
 
     # --- children ---
+
+    def _begin_first_start(self) -> None:
+        """Have the fork server start what it can; the rest is started by exec in the first turn."""
+        now_ms = self._clock.monotonic_ms()
+        children = [child for child in self.children.values() if child.kind in AGENTS and child.is_due(now_ms)]
+        if not children:
+            return
+        try:
+            self._first_start = FirstStart(children, self.layout.runtime_directory, self._notify.path, self._prepared.listening.sockets, now_ms)
+        except OSError as error:
+            self.log.warning(f"could not start the fork server: {error.strerror}; starting the processes one by one")
+
+    def _watch_first_start(self, now_ms: int) -> None:
+        if self._first_start is None:
+            return
+        missing = [child for child in self._first_start.turn(now_ms) if self.children.get(child.name) is child]
+        if missing:
+            self.log.warning(f"the fork server has not started {', '.join(child.name for child in missing)}; starting them one by one")
+        for child in missing:
+            self._start(child, now_ms)
+
+    def _end_first_start(self) -> None:
+        """Kill what the fork server has not delivered, and wait for its end."""
+        if self._first_start is None:
+            return
+        self._first_start.close()
+        deadline_ms = self._clock.monotonic_ms() + KILLED_MS
+        while self._first_start.is_running and self._clock.monotonic_ms() < deadline_ms:
+            self._poller.poll(10)
+            self._reap()
+
+    def _on_forked(self, name: str, pid: int) -> None:
+        """Watch a process that the fork server has started; kill it if it is not awaited any more."""
+        child = self._first_start.take(name) if self._first_start is not None else None
+        if not is_child(pid):
+            return
+        if child is None or self.children.get(name) is not child:
+            self._detached.add(name, pid, self._clock.wall_ms(), self._clock.monotonic_ms())
+        else:
+            child.on_started(pid, self._clock.monotonic_ms(), self._clock.wall_ms())
 
     def _start(self, child: Child, now_ms: int) -> None:
         try:
@@ -177,6 +232,7 @@ class Supervisor:
             if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 kill_group(child.pid)  # kill its process group before its pid can be reused
                 self._on_exit(child, os.waitpid(child.pid, 0)[1])
+        self._watch_first_start(self._clock.monotonic_ms())
         for ended in self._detached.turn(self._clock.monotonic_ms()):
             self.log.info(f"detached process {ended.name} (pid {ended.pid}) has ended", peer=ended.name)
 
@@ -216,12 +272,12 @@ class Supervisor:
             self._zookeeper.set_state(DEAD)
 
     def _on_notification(self, _events: int) -> None:
-        by_pid = {child.pid: child for child in self.children.values() if child.pid}
         for pid, name, value in self._notify.receive():
-            child = by_pid.get(pid)
+            child = next((child for child in self.children.values() if child.pid and child.pid == pid), None)
             if child is None:
-                continue
-            if name == "READY" and value == "1":
+                if name == STARTED:
+                    self._on_forked(value, pid)
+            elif name == "READY" and value == "1":
                 self._on_ready(child)
             elif name == "STATUS":
                 child.status_text = value
@@ -244,6 +300,26 @@ class Supervisor:
         serving = sum(other.state is ChildState.SERVING for other in self.children.values())
         took_ms = now_ms - child.since_ms
         self.log.info(f"{child.name} serves after {took_ms / 1000:.1f} s ({serving} of {len(self.children)})", peer=child.name)
+
+    def _is_any_starting(self) -> bool:
+        return any(child.pid and child.state is ChildState.STARTING and child.name != ZOOKEEPER for child in self.children.values())
+
+    def _look_for_ready(self) -> None:
+        """Find children that serve, but whose READY was dropped."""
+        for child in self.children.values():
+            if child.pid and child.state is ChildState.STARTING and child.name != ZOOKEEPER and self._serves(child):
+                self._on_ready(child)
+
+    def _serves(self, child: Child) -> bool:
+        """Return whether the counters say so twice: a state that was read before the heartbeat may
+        be of the previous incarnation."""
+        for _ in range(2):
+            snapshot = read_counters(self.layout, child.name)
+            if snapshot is None or snapshot.pid != child.pid or snapshot.state not in SERVING_STATES:
+                return False
+            if snapshot.heartbeat_ns // 1_000_000 < child.since_ms:
+                return False
+        return True
 
     def _ask_zookeeper(self, now_ms: int) -> None:
         """Poll ZooKeeper, which sends no sd_notify messages, and restart it if it failed."""
@@ -432,6 +508,7 @@ class Supervisor:
         self._counters.set_state("stopping")
         notify("STOPPING=1")
         self.log.info("the box is stopping")
+        self._end_first_start()
         self._await_leaving()
         self._prepared.listening.close()
         for group in plan_stop(list(self.children)):
@@ -502,6 +579,8 @@ class Supervisor:
     def _kill_children(self) -> None:
         """Kill all children and reap them for at most `KILLED_MS`, without the poller, which may be
         what failed."""
+        if self._first_start is not None:
+            self._first_start.close()
         running = {child.pid: child.name for child in self.children.values() if child.pid}
         for child in self.children.values():
             if child.pid:
@@ -532,6 +611,15 @@ def send_signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         pass  # it ended; the next reap handles it
+
+
+def is_child(pid: int) -> bool:
+    """Return whether a process, which may have ended, waits to be reaped by this one."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def kill_group(pid: int) -> None:

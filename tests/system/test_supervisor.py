@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.running_box import RunningBox, eventually, proportional_kib, run_and_wait, run_arguments, start_box
+from lab.running_box import RunningBox, environment, eventually, listening_sockets, proportional_kib, run_and_wait, run_arguments, start_box
 
 pytestmark = [pytest.mark.own_zookeeper, pytest.mark.system]
 
@@ -48,6 +48,22 @@ def test_every_process_runs_and_serves(shared: RunningBox) -> None:
     assert set(status) == PROCESSES
     assert {process["state"] for process in status.values()} == {"serving"}
     assert len({process["pid"] for process in status.values()}) == len(PROCESSES)
+    assert "fork server" not in shared.messages
+
+
+def test_each_process_has_its_own_arguments_and_only_its_own_sockets(shared: RunningBox) -> None:
+    listening, held = listening_sockets(), {}
+    for name, pid in shared.pids().items():
+        links = [file.readlink().name for file in Path(f"/proc/{pid}/fd").iterdir()]
+        held[name] = {listening[inode] for link in links if (inode := link.removeprefix("socket:[").rstrip("]")) in listening}
+        if name not in ("supervisor", "zookeeper"):
+            kind, _, instance = name.partition("@")
+            program = ["-P", "-m", f"services.{kind.replace('-', '_')}", *filter(None, [instance])]
+            assert Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")[1:] == program
+            assert int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == shared.process.pid
+    assert held["acceptor@0"] == {shared.kafka.port} and held["console"] == {shared.http.port}
+    assert held["ingest@0"] == {shared.syslog.port, shared.ingest.port}
+    assert not any(ports for name, ports in held.items() if name not in ("supervisor", "zookeeper", "acceptor@0", "ingest@0", "console"))
 
 
 def test_the_console_reports_whether_it_runs_and_whether_the_box_serves(shared: RunningBox) -> None:
@@ -89,6 +105,20 @@ def test_children_die_with_a_killed_supervisor_and_the_next_one_starts(start: St
     again = start(by_command=True)
     assert (again.box.cluster_id, again.box.zookeeper) == (cluster_id, zookeeper)
     assert again.stop() == 0
+
+
+KILLS_THE_FORK_SERVER = """
+import os, signal, sys
+if "services.supervisor.first_start" in sys.orig_argv:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_box_whose_fork_server_dies_starts_its_processes_by_exec(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(KILLS_THE_FORK_SERVER)
+    box = start_box(tmp_path / "box", wrapper=("env", f"PYTHONPATH={tmp_path}:{environment()['PYTHONPATH']}"))
+    assert "the fork server has not started controller, coordinator, " in box.messages
+    assert box.stop() == 0 and box.leftovers() == []
 
 
 def test_a_second_start_on_the_same_directories_is_refused_with_the_pid_of_the_first(shared: RunningBox) -> None:

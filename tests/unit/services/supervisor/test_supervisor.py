@@ -9,17 +9,23 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from appliance.base.clock import SystemClock
 from appliance.base.layout import box_name
-from appliance.runtime.children import Child
+from appliance.runtime.children import Child, ChildState
 from appliance.runtime.preflight import prepare_box
 from appliance.runtime.run_options import RunOptions
+from appliance.runtime.systemd import notify
+from appliance.shm.counters import Counters
 from lab.running_box import eventually
+from services.supervisor.first_start import STARTED
 from services.supervisor.supervisor import Supervisor
 
 PTRACE_SEIZE = 0x4206
@@ -117,10 +123,18 @@ def supervisor(tmp_path: Path, clock: HurriedClock) -> Supervisor:
 
 
 @pytest.fixture
-def stop_request() -> Iterator[None]:
-    """Sends SIGTERM as soon as `Supervisor.run` handles it, and keeps its poller awake: its clock does not wait."""
+def before() -> Iterator[dict[int, Any]]:
+    """Handlers of the signals that `Supervisor.run` handles, which are in place again after the test."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM)
-    before = {number: signal.getsignal(number) for number in numbers}
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    yield handlers
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def stop_request(before: dict[int, Any]) -> Iterator[None]:
+    """Sends SIGTERM as soon as `Supervisor.run` handles it, and keeps its poller awake: its clock does not wait."""
     requests = [signal.SIGTERM]
     supervisor_pid = os.getpid()
 
@@ -138,8 +152,6 @@ def stop_request() -> Iterator[None]:
     signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def test_a_failure_of_the_supervisor_ends_although_a_killed_child_does_not_end(
@@ -172,3 +184,35 @@ def test_a_child_that_a_stop_left_behind_is_reaped_when_it_ends(
     assert f"{WRITER} (pid {traced.pid}) cannot be killed" in messages
     assert f"detached process {WRITER} (pid {traced.pid}) has ended" in messages and traced.is_reaped()
     assert "controller did not stop" not in messages
+
+
+def test_a_fork_that_is_not_awaited_is_killed(supervisor: Supervisor, stop_request: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fork server hung, and another log-writer was started; now the first one reports itself."""
+    monkeypatch.setenv("NOTIFY_SOCKET", f"{supervisor.layout.runtime_directory}/notify.sock")
+    late = _forked(lambda: (os.setpgid(0, 0), notify(f"{STARTED}={WRITER}")))
+    controller = Child("controller")
+    controller.on_started(_forked(lambda: os.setpgid(0, 0)), 0, 0)
+    supervisor.children = {"controller": controller}
+    assert supervisor.run() == 0
+    with suppress(ChildProcessError):  # reaped, after SIGKILL
+        assert os.waitstatus_to_exitcode(os.waitpid(late, 0)[1]) == -signal.SIGKILL
+
+
+def test_a_child_whose_ready_message_was_dropped_is_found_to_serve(supervisor: Supervisor, before: dict[int, Any], capfd: pytest.CaptureFixture[str]) -> None:
+    def serve() -> None:
+        os.setpgid(0, 0)
+        Counters.create_or_adopt(supervisor.layout, "controller", 1, 1).set_state("serving")
+
+    controller = Child("controller")
+    controller.on_started(_forked(serve), 0, 0)
+    supervisor.children = {"controller": controller}
+
+    def stop() -> None:
+        eventually(lambda: controller.state is ChildState.SERVING, "the supervisor sees it")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopper = threading.Thread(target=stop, daemon=True)
+    stopper.start()
+    assert supervisor.run() == 0
+    stopper.join()
+    assert "controller serves after" in capfd.readouterr().err
