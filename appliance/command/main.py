@@ -1,7 +1,7 @@
 """`millrace`: puts the commands together and turns what they raise into one line on stderr and an exit code.
 
-Weak spot: typer and the other commands cost 150 ms at every start but that of `status --json`; everything else (rich, the client) is imported by
-the command that needs it.
+Weak spot: typer costs 100 ms at every start but that of `status --json`; other commands, rich and the client are imported by the command that needs
+them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from appliance.command.failures import EXIT_CODES_HELP, run_app
@@ -22,38 +23,28 @@ FINDING_HELP = (
 EPILOG = f"{FINDING_HELP}\n\n{EXIT_CODES_HELP}"
 
 
-def build_app() -> typer.Typer:
-    """The command tree."""
+COMMANDS = {
+    **{name: (name, name) for name in ("run", "status", "top", "doctor", "logs", "search", "query", "send", "load", "stream")},
+    "completion": ("manual", "completion"),
+    "manual": ("manual", "manual"),
+}
+"""Command → the module below `appliance.command` and its function there."""
+GROUPS = {
+    **{
+        name: name
+        for name in ("topic", "table", "box", "cluster", "group", "acl", "user", "quota", "mirror", "transaction", "disk", "ingest", "config", "units")
+    },
+    "log": "log_dump",
+}
+"""Group of commands → its module."""
+NEED_ALL = frozenset({"completion", "manual"})
+"""Commands that describe the others."""
+
+
+def build_app(only: str = "") -> typer.Typer:
+    """The command tree; or of it only one command or group, which is imported in half of the time."""
     import typer
 
-    from appliance.command import (
-        acl,
-        box,
-        cluster,
-        config,
-        disk,
-        doctor,
-        group,
-        ingest,
-        load,
-        log_dump,
-        logs,
-        manual,
-        mirror,
-        query,
-        quota,
-        run,
-        search,
-        send,
-        status,
-        stream,
-        table,
-        top,
-        topic,
-        transaction,
-        units,
-        user,
-    )
     from appliance.command.options import IS_DRAWN, options_of_millrace
 
     markup: Literal["rich"] | None = "rich" if IS_DRAWN else None
@@ -61,45 +52,24 @@ def build_app() -> typer.Typer:
     app = typer.Typer(name="millrace", help="A log appliance that speaks Kafka.", epilog=EPILOG, no_args_is_help=True,
                       rich_markup_mode=markup, pretty_exceptions_enable=False, context_settings=context)  # fmt: skip
     app.callback()(options_of_millrace)
-    app.command("run")(run.run)
-    app.command("status")(status.status)
-    app.command("top")(top.top)
-    app.command("doctor")(doctor.doctor)
-    app.command("logs")(logs.logs)
-    app.command("search")(search.search)
-    app.command("query")(query.query)
-    app.command("send")(send.send)
-    app.command("load")(load.load)
-    app.command("stream")(stream.stream)
-    app.command("completion")(manual.completion)
-    app.command("manual")(manual.manual)
-    app.add_typer(topic.build_app(markup), name="topic")
-    app.add_typer(table.build_app(markup), name="table")
-    app.add_typer(box.build_app(markup), name="box")
-    app.add_typer(cluster.build_app(markup), name="cluster")
-    app.add_typer(group.build_app(markup), name="group")
-    app.add_typer(acl.build_app(markup), name="acl")
-    app.add_typer(user.build_app(markup), name="user")
-    app.add_typer(quota.build_app(markup), name="quota")
-    app.add_typer(mirror.build_app(markup), name="mirror")
-    app.add_typer(transaction.build_app(markup), name="transaction")
-    app.add_typer(disk.build_app(markup), name="disk")
-    app.add_typer(ingest.build_app(markup), name="ingest")
-    app.add_typer(config.build_app(markup), name="config")
-    app.add_typer(units.build_app(markup), name="units")
-    app.add_typer(log_dump.build_app(markup), name="log")
+    for name, (module, function) in COMMANDS.items():
+        if only in ("", name):
+            app.command(name)(getattr(import_module(f"appliance.command.{module}"), function))
+    for name, module in GROUPS.items():
+        if only in ("", name):
+            app.add_typer(import_module(f"appliance.command.{module}").build_app(markup), name=name)
     _list_whole(app)
     return app
 
 
-def build_parser() -> Any:
-    """The parser of the command tree, as it is run."""
+def build_parser(only: str = "") -> Any:
+    """The parser of the command tree, or of one command or group of it, as it is run."""
     import typer
 
     from appliance.command.manual import add_names
     from appliance.command.options import add_connection_options
 
-    parser = typer.main.get_command(build_app())
+    parser = typer.main.get_command(build_app(only))
     add_connection_options(parser)
     add_names(parser)
     return parser
@@ -146,7 +116,8 @@ def run_command() -> None:
         return
     from appliance.command.usage_errors import run_parser
 
-    sys.exit(run_parser(build_parser()))
+    named = sys.argv[1] if len(sys.argv) > 1 else ""
+    sys.exit(run_parser(build_parser(named if named in {*COMMANDS, *GROUPS} - NEED_ALL else "")))
 
 
 def main() -> None:
