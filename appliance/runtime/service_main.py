@@ -122,7 +122,7 @@ def run_service(process_kind: str, body: ServiceBody) -> int:
     stop = StopRequest()
     _install_signals(stop)
     install_excepthooks(log)
-    if "logging" in sys.modules:  # only processes whose libraries use it
+    if "logging" in sys.modules:  # libraries of this process (or of another one that was forked with it) use it
         from appliance.runtime.library_logging import forward_library_logging
 
         forward_library_logging(log)

@@ -89,7 +89,8 @@ def _become(arguments: Sequence[str], environment: dict[str, str], listening: Se
         os._exit(EXIT_NOT_STARTED)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0, inheritable=True)
     os.dup2(2, 1, inheritable=True)  # standard output is reserved for the ready line
-    above = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 128) for descriptor in listening]
+    first_above = max(128, FIRST_LISTEN_DESCRIPTOR + len(listening))
+    above = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, first_above) for descriptor in listening]
     for index, descriptor in enumerate(above):
         os.dup2(descriptor, FIRST_LISTEN_DESCRIPTOR + index, inheritable=True)
     environment[PARENT_VARIABLE] = str(parent_pid)

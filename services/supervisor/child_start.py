@@ -60,6 +60,17 @@ _CREDENTIALS = Struct("=iII")
 _MESSAGE_BYTES = 4096
 
 
+def sender_of(channel: socket.socket) -> tuple[bytes, int]:
+    """Receive a message on a socket with SO_PASSCRED; returns it and the pid of its sender. Raises
+    OSError."""
+    data, ancillary, _, _ = channel.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
+    pid = 0
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+            pid = _CREDENTIALS.unpack_from(content)[0]
+    return data, pid
+
+
 class NotifySocket:
     """A datagram socket at `path`, which children find in NOTIFY_SOCKET."""
 
@@ -81,13 +92,9 @@ class NotifySocket:
         """Yield each received assignment as (pid, name, value)."""
         while True:
             try:
-                data, ancillary, _, _ = self._socket.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
+                data, pid = sender_of(self._socket)
             except (BlockingIOError, InterruptedError):
                 return
-            pid = 0
-            for level, kind, content in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-                    pid = _CREDENTIALS.unpack_from(content)[0]
             for line in data.decode("utf-8", "replace").splitlines():
                 name, _, value = line.partition("=")
                 yield pid, name, value

@@ -6,11 +6,14 @@ made them; the supervisor is then their parent (PR_SET_CHILD_SUBREAPER) and trea
 that it starts by exec: later incarnations, which must import the modules that are installed then,
 and those that the fork server did not deliver.
 
-A fork reports itself on the notify socket, where the kernel vouches for its pid. Until it has the
-supervisor as its parent it stays in the process group of the fork server, and is killed with it.
+Each fork has one end of a socket pair. When the supervisor is its parent, it sends a byte, with
+which the kernel passes its pid, and waits for a byte before it runs; the end of the connection on
+either side means that it never will. So no process runs twice. Until then it is in the process
+group of the fork server, which the supervisor kills and reaps as a whole.
 
-Weak: the first incarnations share the layout of addresses and the seed of hashes (DECISIONS.md). A
-process that another one abandons while the fork server runs remains a zombie of the supervisor.
+Weak: the first incarnations share the layout of addresses and the seed of hashes, and the modules
+of all kinds: the last one that has not restarted has 45 MB of them alone (DECISIONS.md). A process
+that another one abandons while the fork server runs remains a zombie of the supervisor.
 """
 
 from __future__ import annotations
@@ -22,30 +25,28 @@ import importlib
 import os
 import runpy
 import signal
+import socket
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
 
 from appliance.runtime.children import Child, ChildState, listen_names
+from appliance.runtime.poller import READABLE, Poller
 from appliance.runtime.service_main import name_process
 from appliance.runtime.spawning import PARENT_VARIABLE, adopt_orphans, die_with_parent
-from appliance.runtime.systemd import FIRST_LISTEN_DESCRIPTOR, notify
-from services.supervisor.child_start import TRIM_BYTES, TRIM_VARIABLE, module_of, start_program
+from appliance.runtime.systemd import FIRST_LISTEN_DESCRIPTOR
+from services.supervisor.child_start import TRIM_BYTES, TRIM_VARIABLE, module_of, sender_of
 
-if TYPE_CHECKING:
-    import socket
-
-STARTED = "X_MILLRACE_STARTED"
 PATIENCE_MS = 60_000
 """What the fork server has not delivered after this time is started by exec. On a busy machine its
 imports may take many seconds."""
-FORKS_MS = 1_000
-"""The same, after a fork server that failed: its forks report at once."""
 PARENT_SECONDS = 30.0
 """How long a fork waits for the end of the fork server."""
 WAIT_SECONDS = 0.001
+START_SOCKET = "start-"
+"""Prefix of the names under which the fork server finds its ends of the socket pairs."""
 AGENTS = {
     "controller": "services.controller.agent",
     "coordinator": "services.coordinator.agent",
@@ -56,8 +57,9 @@ AGENTS = {
     "ingest": "services.ingest.agent",
     "console": "services.console.agent",
 }
-"""What each kind imports. Others are started by exec: ZooKeeper is Java, and the tabler has to set
-variables before it imports numpy."""
+"""What the `__main__` of each kind imports: the one place where a service imports others, in a
+process that then becomes one of them. Other kinds are started by exec: ZooKeeper is Java, and the
+tabler has to set variables before it imports numpy."""
 _M_TRIM_THRESHOLD = -1
 _ARGUMENTS_START, _ARGUMENTS_END = 48 - 3, 49 - 3
 """Fields of /proc/PID/stat (proc(5) counts from 1), after the name."""
@@ -66,52 +68,88 @@ _ARGUMENTS_START, _ARGUMENTS_END = 48 - 3, 49 - 3
 class FirstStart:
     """The supervisor's side: the fork server, and the children that it has not delivered yet."""
 
-    def __init__(self, children: Iterable[Child], runtime_directory: str, notify_path: str, listening: Mapping[str, socket.socket], now_ms: int) -> None:
-        """Start the fork server for `children`, whose kinds it knows. Raises OSError if that fails."""
-        awaited = {child.name: child for child in children}
+    def __init__(
+        self, children: Iterable[Child], begin: Callable[[Mapping[str, socket.socket]], int], poller: Poller, on_forked: Callable[[Child, int], None]
+    ) -> None:
+        """`begin` starts the fork server with further sockets and returns its pid; `on_forked` is
+        called with each delivered child and its pid. Raises OSError if it cannot be started."""
+        self._poller = poller
+        self._on_forked = on_forked
+        self._missing: list[Child] = []
+        pairs = [(child, *socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)) for child in children]
+        self._awaited = {child: ours for child, ours, _ in pairs}
+        for ours in self._awaited.values():
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            ours.setblocking(False)
         adopt_orphans(True)
         try:
-            self.pid = start_program([__name__, *awaited], runtime_directory, notify_path, listening)
+            self.pid = begin({START_SOCKET + child.name: theirs for child, _, theirs in pairs})
         except OSError:
+            self.pid = self._group = 0
+            self.close()
             adopt_orphans(False)
             raise
+        finally:
+            for _, _, theirs in pairs:
+                theirs.close()
+        self._group = self.pid
         with suppress(OSError):  # it does this itself, perhaps later than the first look at its group
             os.setpgid(self.pid, self.pid)
-        self._awaited = awaited
-        self._group = self.pid
-        self._until_ms = now_ms + PATIENCE_MS
-        for child in awaited.values():
+        for child, ours in self._awaited.items():
+            poller.register(ours.fileno(), READABLE, partial(self._on_word, child))
             child.state = ChildState.STARTING
 
     @property
     def is_running(self) -> bool:
+        """Whether a process of the fork server's group has not been reaped."""
         return self._group != 0
 
-    def take(self, name: str) -> Child | None:
-        """Return the child that has reported itself; None if it is not (or no longer) awaited."""
-        return self._awaited.pop(name, None)
-
-    def turn(self, now_ms: int) -> list[Child]:
-        """Reap what belongs to the fork server; returns children that have to be started by exec."""
-        self._reap(now_ms)
-        if not self._awaited or now_ms < self._until_ms:
-            return []
-        missing = list(self._awaited.values())
-        self.close()
+    def turn(self, since_ms: int) -> list[Child]:
+        """Reap what belongs to the fork server; returns children that have to be started by exec.
+        `since_ms`: for how long the fork server has been running."""
+        self._reap()
+        if self._awaited and since_ms >= PATIENCE_MS:
+            self._missing += self._awaited
+            self.close()
+        missing, self._missing = self._missing, []
         return missing
 
     def close(self) -> None:
-        """Kill the fork server and the forks that have not reported; a report that follows is of a
-        process that is not awaited. `turn` reaps them."""
-        self._awaited = {}
+        """Kill the fork server and what it has not delivered; `turn` reaps them."""
+        for child in list(self._awaited):
+            self._forget(child)
         if self._group:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._group, signal.SIGKILL)
 
-    def _reap(self, now_ms: int) -> None:
+    def _on_word(self, child: Child, _events: int) -> None:
+        """A fork is ready to run as `child`, or will never be."""
+        ours = self._awaited[child]
+        word, pid = b"", 0
+        try:
+            word, pid = sender_of(ours)
+            if word:
+                os.setpgid(pid, pid)  # it does this itself, too
+                ours.send(b"\0")
+        except BlockingIOError:
+            return
+        except OSError:
+            word = b""  # it has ended since
+        self._forget(child)
+        if word:
+            self._on_forked(child, pid)
+        else:
+            self._missing.append(child)
+
+    def _forget(self, child: Child) -> None:
+        ours = self._awaited.pop(child)
+        self._poller.unregister(ours.fileno())
+        ours.close()
+
+    def _reap(self) -> None:
         while self._group:
             try:
-                pid, status = os.waitpid(-self._group, os.WNOHANG)
+                pid, _status = os.waitpid(-self._group, os.WNOHANG)
             except ChildProcessError:
                 self._group = 0
                 return
@@ -120,8 +158,6 @@ class FirstStart:
             if pid == self.pid:
                 self.pid = 0
                 adopt_orphans(False)
-                if status:
-                    self._until_ms = min(self._until_ms, now_ms + FORKS_MS)
 
 
 class Leave:
@@ -167,7 +203,7 @@ def _serve(name: str, opened: Sequence[str], fork_server: int) -> int:
     """Become the process `name`; returns if it need not run."""
     kind, _, instance = name.partition("@")
     module = module_of(kind)
-    _take_sockets(listen_names(kind, opened), opened)
+    start = _take_sockets(listen_names(kind, opened), START_SOCKET + name, opened)
     if kind == "ingest" and TRIM_VARIABLE not in os.environ:
         _set_trim_threshold()
     sys.argv[1:] = [instance] if instance else []
@@ -175,13 +211,14 @@ def _serve(name: str, opened: Sequence[str], fork_server: int) -> int:
     until = time.monotonic() + PARENT_SECONDS
     while os.getppid() == fork_server and time.monotonic() < until:
         time.sleep(WAIT_SECONDS)
-    os.setpgid(0, 0)
     if not die_with_parent(int(os.environ[PARENT_VARIABLE])):
         return 1
-    while not notify(f"{STARTED}={name}"):  # its queue is full
-        if time.monotonic() > until:
+    with start:
+        start.send(b"\0")
+        if not start.recv(1):
             return 1
-        time.sleep(WAIT_SECONDS)
+    with suppress(OSError):  # the supervisor has done this
+        os.setpgid(0, 0)
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
@@ -191,15 +228,19 @@ def _serve(name: str, opened: Sequence[str], fork_server: int) -> int:
     return 0
 
 
-def _take_sockets(names: Sequence[str], opened: Sequence[str]) -> None:
+def _take_sockets(names: Sequence[str], start: str, opened: Sequence[str]) -> socket.socket:
     """Keep the sockets `names` of the fork server's, as LISTEN_FDS requires, and close everything
-    else above standard error."""
+    else above standard error but `start`, which is returned."""
     above = max(128, FIRST_LISTEN_DESCRIPTOR + len(opened))
-    kept = [fcntl.fcntl(FIRST_LISTEN_DESCRIPTOR + opened.index(name), fcntl.F_DUPFD_CLOEXEC, above) for name in names]
+    kept = [fcntl.fcntl(FIRST_LISTEN_DESCRIPTOR + opened.index(name), fcntl.F_DUPFD_CLOEXEC, above) for name in (*names, start)]
     for index, descriptor in enumerate(kept):
         os.dup2(descriptor, FIRST_LISTEN_DESCRIPTOR + index)
-    os.closerange(FIRST_LISTEN_DESCRIPTOR + len(kept), max([above, *kept]) + 1)
-    os.environ |= {"LISTEN_FDS": str(len(names)), "LISTEN_FDNAMES": ":".join(names), "LISTEN_PID": str(os.getpid())}
+    os.closerange(FIRST_LISTEN_DESCRIPTOR + len(kept), max(kept) + 1)
+    for variable in ("LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"):
+        os.environ.pop(variable, None)
+    if names:
+        os.environ |= {"LISTEN_FDS": str(len(names)), "LISTEN_FDNAMES": ":".join(names), "LISTEN_PID": str(os.getpid())}
+    return socket.socket(fileno=FIRST_LISTEN_DESCRIPTOR + len(names))
 
 
 def _set_trim_threshold() -> None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,10 @@ from appliance.runtime.zookeeper_watch import NAME as ZOOKEEPER
 from appliance.runtime.zookeeper_watch import ZooKeeperWatch
 from appliance.shm.counters import DEAD, Counters, read_counters
 from appliance.shm.mapping import lost_objects
-from services.supervisor.child_start import NotifySocket, start_child
+from services.supervisor import first_start
+from services.supervisor.child_start import NotifySocket, start_child, start_program
 from services.supervisor.disk_changes import DiskChanges, LogWriterSample
-from services.supervisor.first_start import AGENTS, STARTED, FirstStart
+from services.supervisor.first_start import AGENTS, FirstStart
 from services.supervisor.ready_message import ready_message
 from services.supervisor.settings_reload import RELOAD, SettingsReload
 
@@ -177,19 +179,26 @@ class Supervisor:
         children = [child for child in self.children.values() if child.kind in AGENTS and child.is_due(now_ms)]
         if not children:
             return
+        program = [first_start.__name__, *(child.name for child in children)]
+        sockets = self._prepared.listening.sockets
+
+        def begin(further: Mapping[str, socket.socket]) -> int:
+            return start_program(program, self.layout.runtime_directory, self._notify.path, {**sockets, **further})
+
         try:
-            self._first_start = FirstStart(children, self.layout.runtime_directory, self._notify.path, self._prepared.listening.sockets, now_ms)
+            self._first_start = FirstStart(children, begin, self._poller, self._on_forked)
         except OSError as error:
             self.log.warning(f"could not start the fork server: {error.strerror}; starting the processes one by one")
 
-    def _watch_first_start(self, now_ms: int) -> None:
+    def _watch_first_start(self) -> None:
         if self._first_start is None:
             return
-        missing = [child for child in self._first_start.turn(now_ms) if self.children.get(child.name) is child]
-        if missing:
-            self.log.warning(f"the fork server has not started {', '.join(child.name for child in missing)}; starting them one by one")
-        for child in missing:
-            self._start(child, now_ms)
+        now_ms = self._clock.monotonic_ms()
+        missing = [child for child in self._first_start.turn(now_ms - self._started_ms) if self.children.get(child.name) is child]
+        if missing and not self._stop_signals:
+            self.log.warning(f"the fork server has not started {', '.join(child.name for child in missing)}; starting by exec")
+            for child in missing:
+                self._start(child, now_ms)
 
     def _end_first_start(self) -> None:
         """Kill what the fork server has not delivered, and wait for its end."""
@@ -201,15 +210,11 @@ class Supervisor:
             self._poller.poll(10)
             self._reap()
 
-    def _on_forked(self, name: str, pid: int) -> None:
-        """Watch a process that the fork server has started; kill it if it is not awaited any more."""
-        child = self._first_start.take(name) if self._first_start is not None else None
-        if not is_child(pid):
-            return
-        if child is None or self.children.get(name) is not child:
-            self._detached.add(name, pid, self._clock.wall_ms(), self._clock.monotonic_ms())
-        else:
-            child.on_started(pid, self._clock.monotonic_ms(), self._clock.wall_ms())
+    def _on_forked(self, child: Child, pid: int) -> None:
+        """Watch a process that the fork server has started, since the fork server was started."""
+        child.on_started(pid, self._started_ms, self.box.started_wall_ms)
+        if self.children.get(child.name) is not child:  # its disk was removed meanwhile
+            self._detach(child)
 
     def _start(self, child: Child, now_ms: int) -> None:
         try:
@@ -232,7 +237,7 @@ class Supervisor:
             if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 kill_group(child.pid)  # kill its process group before its pid can be reused
                 self._on_exit(child, os.waitpid(child.pid, 0)[1])
-        self._watch_first_start(self._clock.monotonic_ms())
+        self._watch_first_start()
         for ended in self._detached.turn(self._clock.monotonic_ms()):
             self.log.info(f"detached process {ended.name} (pid {ended.pid}) has ended", peer=ended.name)
 
@@ -275,9 +280,8 @@ class Supervisor:
         for pid, name, value in self._notify.receive():
             child = next((child for child in self.children.values() if child.pid and child.pid == pid), None)
             if child is None:
-                if name == STARTED:
-                    self._on_forked(value, pid)
-            elif name == "READY" and value == "1":
+                continue
+            if name == "READY" and value == "1":
                 self._on_ready(child)
             elif name == "STATUS":
                 child.status_text = value
@@ -611,15 +615,6 @@ def send_signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         pass  # it ended; the next reap handles it
-
-
-def is_child(pid: int) -> bool:
-    """Return whether a process, which may have ended, waits to be reaped by this one."""
-    try:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
 
 
 def kill_group(pid: int) -> None:

@@ -1,78 +1,113 @@
-"""The fork server as a real process: reports and exit codes of its forks, and its own death."""
+"""The fork server as a real process: what becomes of its forks, and of those that it does not make."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from appliance.runtime.children import Child, ChildState
+from appliance.runtime.poller import Poller
 from appliance.runtime.service_main import EXIT_FAILED
-from lab.running_box import eventually
-from services.supervisor.child_start import NotifySocket
-from services.supervisor.first_start import FORKS_MS, PATIENCE_MS, STARTED, FirstStart
-from services.supervisor.supervisor import is_child
+from lab.running_box import ROOT, eventually
+from services.supervisor import first_start
+from services.supervisor.child_start import module_of, start_program
+from services.supervisor.first_start import AGENTS, PATIENCE_MS, FirstStart
+
+
+class World:
+    """A supervisor, reduced to what a fork server needs. Its box does not exist: each process says so, and ends."""
+
+    def __init__(self, directory: Path, names: Sequence[str]) -> None:
+        self.children = list(map(Child, names))
+        self.forked: dict[str, int] = {}
+        self.missing: list[Child] = []
+        self._poller = Poller()
+        program = [first_start.__name__, *(child.name for child in self.children)]
+
+        def begin(further: Mapping[str, socket.socket]) -> int:
+            return start_program(program, str(directory / "box"), str(directory / "notify"), further)
+
+        self.first = FirstStart(self.children, begin, self._poller, self._on_forked)
+
+    def _on_forked(self, child: Child, pid: int) -> None:
+        self.forked[child.name] = pid
+
+    def turn(self, since_ms: int = 0) -> None:
+        self._poller.poll(10)
+        self.missing += self.first.turn(since_ms)
+
+    def has_ended(self) -> bool:
+        self.turn()
+        return not self.first.is_running
+
+    def close(self) -> None:
+        self.first.close()
+        eventually(self.has_ended, "nothing of the fork server is left")
+        for pid in self.forked.values():
+            os.waitpid(pid, 0)
+        self._poller.close()
 
 
 @pytest.fixture
-def notify(tmp_path: Path) -> Iterator[NotifySocket]:
-    receiver = NotifySocket(str(tmp_path / "notify"))
-    yield receiver
-    receiver.close()
+def begin(tmp_path: Path) -> Iterator[Callable[..., World]]:
+    begun: list[World] = []
 
+    def begin(*names: str) -> World:
+        begun.append(World(tmp_path, names or ("log-reader@d0", "replica-fetcher")))
+        return begun[-1]
 
-@pytest.fixture
-def children() -> list[Child]:
-    return [Child("log-reader@d0"), Child("replica-fetcher")]
-
-
-@pytest.fixture
-def first(tmp_path: Path, notify: NotifySocket, children: list[Child]) -> Iterator[FirstStart]:
-    """Of processes whose box does not exist: each says so, and ends."""
-    first = FirstStart(children, str(tmp_path / "box"), notify.path, {}, 0)
-    yield first
-    first.close()
-    eventually(lambda: first.turn(0) == [] and not first.is_running, "the fork server has ended")
+    yield begin
+    for world in begun:
+        world.close()
 
 
 @pytest.mark.slow
-def test_forks_report_themselves_and_end_with_their_exit_code(
-    tmp_path: Path, children: list[Child], notify: NotifySocket, capfd: pytest.CaptureFixture[str]
-) -> None:
-    first = FirstStart(children, str(tmp_path / "box"), notify.path, {}, 0)
-    assert [child.state for child in children] == [ChildState.STARTING] * 2, "no turn of the supervisor starts them, too"
-    pids: dict[str, int] = {}
-
-    def all_reported() -> bool:
-        for pid, name, value in notify.receive():
-            assert name == STARTED and is_child(pid)
-            pids[value] = pid
-        return len(pids) == len(children)
-
-    eventually(all_reported, "all report")
-    assert [first.take(child.name) for child in children] == children
-    assert first.take(children[0].name) is None, "a process reports once"
-    assert {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids.values()} == {EXIT_FAILED}
+def test_forks_are_delivered_with_their_pids_and_end_with_their_exit_code(begin: Callable[..., World], capfd: pytest.CaptureFixture[str]) -> None:
+    world = begin()
+    assert [child.state for child in world.children] == [ChildState.STARTING] * 2, "no turn of the supervisor starts them, too"
+    eventually(world.has_ended, "the fork server has ended")
+    eventually(lambda: (world.turn(PATIENCE_MS), len(world.forked) == 2)[1], "all are delivered")
+    assert world.missing == []
+    ended = {os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT).si_status for pid in world.forked.values()}  # type: ignore[union-attr]
+    assert ended == {EXIT_FAILED}
     said = capfd.readouterr().err
-    assert all(f"{child.name}: failed with FileNotFoundError" in said for child in children)
-    eventually(lambda: first.turn(PATIENCE_MS) == [] and not first.is_running, "the fork server has ended, and nothing is missing")
+    assert all(f"{child.name}: failed with FileNotFoundError" in said for child in world.children)
 
 
-def test_what_a_killed_fork_server_has_not_started_is_returned_once(first: FirstStart, children: list[Child]) -> None:
-    pid = first.pid
-    os.kill(pid, signal.SIGKILL)
-    eventually(lambda: first.turn(0) == [] and not first.is_running, "its death is seen")
-    assert not is_child(pid)
-    assert first.turn(FORKS_MS - 1) == [], "a fork may be about to report itself"
-    assert first.turn(FORKS_MS) == children
-    assert first.turn(PATIENCE_MS) == [] and first.take(children[0].name) is None
+def test_what_a_killed_fork_server_has_not_forked_is_missing_at_once_and_once(begin: Callable[..., World]) -> None:
+    world = begin()
+    os.kill(world.first.pid, signal.SIGKILL)
+    eventually(lambda: (world.turn(), len(world.missing) == 2)[1], "both are missing")
+    eventually(world.has_ended, "it is reaped")
+    world.turn(PATIENCE_MS)
+    assert len(world.missing) == 2 and set(world.missing) == set(world.children) and world.forked == {}
 
 
-def test_a_fork_server_that_hangs_is_killed(first: FirstStart, children: list[Child]) -> None:
-    os.kill(first.pid, signal.SIGSTOP)
-    assert first.turn(PATIENCE_MS - 1) == [] and first.is_running
-    assert first.turn(PATIENCE_MS) == children
-    eventually(lambda: first.turn(PATIENCE_MS) == [] and not first.is_running, "it is killed")
+@pytest.mark.slow
+def test_a_fork_that_ends_before_it_runs_is_missing_and_the_others_are_delivered(begin: Callable[..., World]) -> None:
+    """An acceptor cannot take its socket, because there is none."""
+    world = begin("acceptor@0", "replica-fetcher")
+    eventually(lambda: (world.turn(), len(world.missing) + len(world.forked) == 2)[1], "each is delivered or missing")
+    assert [child.name for child in world.missing] == ["acceptor@0"] and list(world.forked) == ["replica-fetcher"]
+    eventually(world.has_ended, "what is missing is reaped")
+
+
+def test_a_fork_server_that_hangs_is_killed(begin: Callable[..., World]) -> None:
+    world = begin()
+    os.kill(world.first.pid, signal.SIGSTOP)
+    world.turn(PATIENCE_MS - 1)
+    assert world.missing == [] and world.first.is_running
+    world.turn(PATIENCE_MS)
+    assert world.missing == world.children
+    eventually(world.has_ended, "it is killed")
+
+
+@pytest.mark.parametrize("kind", AGENTS)
+def test_the_fork_server_imports_what_the_program_of_each_kind_imports(kind: str) -> None:
+    program = ROOT.joinpath(*module_of(kind).split("."), "__main__.py").read_text()
+    assert f"from {AGENTS[kind]} import " in program

@@ -11,7 +11,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,8 @@ from appliance.base.layout import box_name
 from appliance.runtime.children import Child, ChildState
 from appliance.runtime.preflight import prepare_box
 from appliance.runtime.run_options import RunOptions
-from appliance.runtime.systemd import notify
 from appliance.shm.counters import Counters
 from lab.running_box import eventually
-from services.supervisor.first_start import STARTED
 from services.supervisor.supervisor import Supervisor
 
 PTRACE_SEIZE = 0x4206
@@ -184,18 +181,6 @@ def test_a_child_that_a_stop_left_behind_is_reaped_when_it_ends(
     assert f"{WRITER} (pid {traced.pid}) cannot be killed" in messages
     assert f"detached process {WRITER} (pid {traced.pid}) has ended" in messages and traced.is_reaped()
     assert "controller did not stop" not in messages
-
-
-def test_a_fork_that_is_not_awaited_is_killed(supervisor: Supervisor, stop_request: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fork server hung, and another log-writer was started; now the first one reports itself."""
-    monkeypatch.setenv("NOTIFY_SOCKET", f"{supervisor.layout.runtime_directory}/notify.sock")
-    late = _forked(lambda: (os.setpgid(0, 0), notify(f"{STARTED}={WRITER}")))
-    controller = Child("controller")
-    controller.on_started(_forked(lambda: os.setpgid(0, 0)), 0, 0)
-    supervisor.children = {"controller": controller}
-    assert supervisor.run() == 0
-    with suppress(ChildProcessError):  # reaped, after SIGKILL
-        assert os.waitstatus_to_exitcode(os.waitpid(late, 0)[1]) == -signal.SIGKILL
 
 
 def test_a_child_whose_ready_message_was_dropped_is_found_to_serve(supervisor: Supervisor, before: dict[int, Any], capfd: pytest.CaptureFixture[str]) -> None:
