@@ -57,7 +57,7 @@ def test_only_root_and_the_own_user_may_give_orders_about_disks(kind: int) -> No
         reading, writing = os.pipe()
         context = ControllerContext(Cluster(7, {}, []), unused, clock, counters, Logger("controller", descriptor=writing), unused, lambda: True)
         box = Box("b", 1, [Disk("d0", "/srv/d0")], "/srv/state", "127.0.0.1", "127.0.0.1", 9092, 514, 8080)
-        requests = ControllerRequests(context, unused, unused, unused, box, cast(Any, waiting), None, unused, unused)
+        requests = ControllerRequests(context, unused, unused, unused, box, cast(Any, waiting), None, unused, unused, unused)
         orders = Frame(kind, 5, b'{"disk": "d0"}', ())
         requests.on_frame(cast(RequestClient, _Client(os.geteuid() + 1)), orders)
         ((answer, payload),) = waiting.sent
