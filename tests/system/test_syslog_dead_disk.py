@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -12,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from appliance.senders.accounting import read_ledger
-from lab.running_box import RunningBox, eventually
+from lab.running_box import RunningBox, environment, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -77,6 +79,10 @@ def test_one_dead_disk_stops_no_relay_and_takes_its_lines_again_when_it_is_back(
     values = box.counters("ingest@0").values
     assert values["ingest.dead_disks"] == 1 and values["ingest.moved"] > 0
     assert "disk d1 takes no lines" in box.messages
+    command = [sys.executable, "-P", "-m", "appliance.command.main", "topic", "tail", "syslog", "--no-follow", "--bootstrap", box.bootstrap]
+    tail = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    assert tail.returncode == 1 and len(tail.stdout.splitlines()) == sum(_end_offset(box, partition) for partition in _partitions_of(box, 0))
+    assert all(f"partition {partition} of syslog was not read: " in tail.stderr for partition in _partitions_of(box, 1))
 
     box.kill("log-writer@d1")
     eventually(lambda: box.counters("ingest@0").values["ingest.dead_disks"] == 0, "d1 is back")
