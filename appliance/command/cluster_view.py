@@ -1,17 +1,20 @@
 """The cluster as the commands that change it see it: boxes with their free space, partitions with their sizes, what is on its way.
 
-Requested anew each time. Weak spot: a partition's size is the largest that any box reports; without an answer it counts as empty.
+Requested anew each time. Weak spot: a partition's size is the largest that any box reports; without an answer it counts as empty. Disks of
+other machines that share a file system count its space twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode
 from appliance.client.boxes import BoxDescription, Ongoing, Partition, close_boxes, closed_boxes, describe_boxes, ongoing_reassignments
 from appliance.client.cluster import ClusterClient, PartitionMetadata
 from appliance.cluster.box_balance import BoxCapacity, ReplicatedPartition
+from appliance.runtime.new_disk_checks import Mounts
 
 
 class ClusterView(NamedTuple):
@@ -22,6 +25,8 @@ class ClusterView(NamedTuple):
     ongoing: dict[Partition, Ongoing]
     closed: frozenset[int] = frozenset()
     """Boxes that get no new replicas: they are being emptied."""
+    file_systems: dict[tuple[int, str], str] = {}  # noqa: RUF012  never changed
+    """Of box and path of a disk, for boxes on this machine: disks on one file system share its space."""
 
     def size_on(self, partition: Partition, broker_id: int) -> int:
         box = self.boxes.get(broker_id)
@@ -54,7 +59,8 @@ class ClusterView(NamedTuple):
         for box in self.boxes.values():
             if box.contents is not None:
                 disks = [disk for disk in box.contents.disks if disk.error is ErrorCode.NONE and disk.total_bytes >= 0]
-                free, total = sum(disk.usable_bytes for disk in disks), sum(disk.total_bytes for disk in disks)
+                spaces = {self.file_systems.get((box.broker_id, disk.path), disk.path): disk for disk in disks}.values()
+                free, total = sum(disk.usable_bytes for disk in spaces), sum(disk.total_bytes for disk in spaces)
                 rooms.append(BoxCapacity(box.broker_id, box.rack, free, total, promised[box.broker_id]))
         return rooms
 
@@ -76,7 +82,18 @@ def look_at_cluster(cluster: ClusterClient, with_ongoing: bool = True) -> Cluste
     partitions = {(name, partition.partition): partition for name, topic in cluster.metadata(None).topics.items() for partition in topic.partitions}
     ongoing = {key: ongoing for key, ongoing in ongoing_reassignments(cluster).items() if key in partitions} if with_ongoing else {}
     asked = next((broker_id for broker_id, box in sorted(boxes.items()) if box.contents is not None), None)
-    return ClusterView(boxes, partitions, ongoing, closed_boxes(cluster, asked) if asked is not None else frozenset())
+    closed = closed_boxes(cluster, asked) if asked is not None else frozenset()
+    return ClusterView(boxes, partitions, ongoing, closed, file_systems_here(boxes.values()))
+
+
+def file_systems_here(boxes: Iterable[BoxDescription], mounts: Mounts | None = None) -> dict[tuple[int, str], str]:
+    """Return the file systems of disks of boxes that run on this machine. Paths are compared as text: no disk is touched."""
+    from appliance.runtime.running_boxes import boxes_with
+
+    here = {(known.box.get("broker_id"), path) for known in boxes_with(None) for path in known.data_directories}
+    found = [(box.broker_id, disk.path) for box in boxes if box.contents is not None for disk in box.contents.disks if (box.broker_id, disk.path) in here]
+    mounts = mounts or (Mounts.of_this_machine() if found else None)
+    return {} if mounts is None else {key: mounts.under(os.path.abspath(key[1])).device for key in found}
 
 
 def close_to_replicas(cluster: ClusterClient, view: ClusterView, broker_id: int, is_closed: bool) -> None:

@@ -12,10 +12,13 @@ from appliance.client.cluster import PartitionMetadata
 from appliance.cluster.box_balance import BalancePlan, PlannedReassignment, ReplicatedPartition
 from appliance.command import topic
 from appliance.command.box import DrainPlans, require_known, require_running
-from appliance.command.cluster_view import ClusterView
+from appliance.command.cluster_view import ClusterView, file_systems_here
 from appliance.command.failures import UsageProblem
 from appliance.command.reassigning import FOLLOWERS, LEADERS, ReassignmentBar, print_plan, refuse, throttled_replicas
 from appliance.command.topic_reassign import explicit_plan, parse_ids, refuse_unplaced, require_meaning, require_there, spread_plan
+from appliance.runtime import running_boxes
+from appliance.runtime.new_disk_checks import Mounts
+from lab.scratch_layout import scratch_layout
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -40,6 +43,20 @@ def view(ongoing: dict[Partition, Ongoing] | None = None, on_3: dict[Partition, 
         replicas[key] = each.replicas  # type: ignore[assignment]
     partitions = {key: partition(key[1], *ids) for key, ids in replicas.items()}
     return ClusterView({1: box(1, sizes), 2: box(2, sizes, "/srv/d1"), 3: box(3, on_3 or {})}, partitions, ongoing or {})
+
+
+def test_disks_of_this_machine_that_share_a_file_system_have_its_space_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    disks = tuple(DiskSize(path, ErrorCode.NONE, 100 * GIB, 60 * GIB) for path in ("/srv/a/d0", "/srv/a/d1", "/srv/b"))
+    boxes = {number: BoxDescription(number, f"box{number}:9092", None, False, BoxContents(disks, {})) for number in (1, 2)}
+    document = {"broker_id": 1, "disks": [{"name": disk.path[-2:], "path": disk.path} for disk in disks]}
+    with scratch_layout() as layout:
+        monkeypatch.setattr(running_boxes, "boxes_with", lambda _directory: [running_boxes.KnownBox(layout, document)])
+        mounts = Mounts("1 0 8:1 / / rw\n2 1 8:2 / /srv/a rw\n3 1 8:3 / /srv/b rw\n", lambda device: device)
+        looked = ClusterView(boxes, {}, {}, frozenset(), file_systems_here(boxes.values(), mounts))
+    assert [(room.broker_id, room.free_bytes, room.total_bytes) for room in looked.rooms()] == [
+        (1, 120 * GIB, 200 * GIB),
+        (2, 180 * GIB, 300 * GIB),
+    ], "box 2 is on another machine, which does not say"
 
 
 def test_everything_that_is_wrong_is_said_at_once() -> None:
