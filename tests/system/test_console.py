@@ -253,6 +253,11 @@ def test_the_search_page_finds_records_narrows_and_shows_hostile_ones_as_text(sh
     assert "<script>window.harmed=1</script> \\u001b[31m \\u202egnp.exe" in search.text("#records")
     assert search.run("return [window.harmed ?? null, document.querySelectorAll('#records img, #records script').length]") == [None, 0]
 
+    search.run("document.getElementById('context').value = '2'")
+    assert search.search('"request 45"').startswith("1 record ·") and "context=2" in page.current_url
+    around = search.run("return [...document.querySelectorAll('#records tr.record')].map((row) => row.classList.contains('context'))")
+    assert around == [True, True, False, True, True], "the newest is on top"
+    search.run("document.getElementById('context').value = '0'")
     assert search.search('"timed out" host=web0').startswith("10 records")
     assert search.text("#records mark") == "timed out"
     eventually(lambda: "10 matches" in search.text("#times-note"), "the times of the matches are counted")
