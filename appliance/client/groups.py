@@ -9,8 +9,8 @@ from struct import error as StructError
 from typing import Any, NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.base.model import BrokerId, Offset, TopicPartition
-from appliance.client.admin import list_offsets, try_list_offsets
+from appliance.base.model import NO_LEADER, BrokerId, Offset, TopicPartition
+from appliance.client.admin import ADMIN_TIMEOUT_MS, altered_configs, describe_configs, list_offsets, try_list_offsets
 from appliance.client.cluster import ClusterClient
 from appliance.client.coordinator import GROUP, CoordinatorClient, ask_every_broker, by_topic, first_error
 from appliance.client.errors import ClientFailed, refused
@@ -19,12 +19,14 @@ from appliance.client.messages import (
     DELETE_GROUPS,
     DESCRIBE_GROUPS,
     DESCRIBE_SHARE_GROUP_OFFSETS,
+    INCREMENTAL_ALTER_CONFIGS,
     LIST_GROUPS,
     OFFSET_COMMIT,
     OFFSET_FETCH,
     SHARE_GROUP_DESCRIBE,
     STREAMS_GROUP_DESCRIBE,
 )
+from appliance.protocol.config_apis import DescribedConfig, ResourceToDescribe, ResourceType
 from appliance.protocol.consumer_group_apis import ConsumerGroupDescribeRequest, ConsumerGroupMember
 from appliance.protocol.group_apis import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
 from appliance.protocol.group_offset_apis import (
@@ -221,6 +223,22 @@ def set_offsets(cluster: ClusterClient, group_id: str, offsets: Mapping[TopicPar
     topics = by_topic((topic, OffsetCommitPartition(partition, offset, metadata="")) for (topic, partition), offset in sorted(offsets.items()))
     request = OffsetCommitRequest(group_id, topics=tuple(OffsetCommitTopic(*topic) for topic in topics))
     CoordinatorClient(cluster, GROUP, group_id).ask(OFFSET_COMMIT, request, f"set the offsets of group {group_id!r}", first_error)
+
+
+def group_settings(cluster: ClusterClient, group_id: str) -> list[DescribedConfig]:
+    """Return each setting of a group as it holds now, and where its value comes from. Any broker knows them."""
+    brokers = cluster.metadata([]).brokers
+    return describe_configs(
+        cluster, min(brokers, default=NO_LEADER), ResourceToDescribe(ResourceType.GROUP, group_id), f"read the settings of group {group_id!r}"
+    )
+
+
+def alter_group_settings(cluster: ClusterClient, group_id: str, values: Mapping[str, str], unset: Iterable[str]) -> None:
+    """Set some settings of a group, which need not exist, and take others back to their default: all or none. Raises RequestRefused."""
+    request = altered_configs(ResourceType.GROUP, group_id, values, unset)
+    for result in cluster.ask_controller(INCREMENTAL_ALTER_CONFIGS, request, ADMIN_TIMEOUT_MS + 5_000).responses:
+        if result.error_code != ErrorCode.NONE:
+            raise refused(result.error_code, f"alter group {group_id!r}", result.error_message)
 
 
 def delete_group(cluster: ClusterClient, group_id: str) -> None:

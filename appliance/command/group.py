@@ -5,27 +5,34 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from appliance.base.errors import RequestRefused
+from appliance.command.failures import UsageProblem
 from appliance.command.group_reset import reset_offsets
 from appliance.command.kafka import open_cluster
-from appliance.command.options import BootstrapOption, ConfigOption, DataOption, JsonOption, YesOption, argument, confirm
+from appliance.command.options import BootstrapOption, ConfigOption, DataOption, JsonOption, YesOption, argument, confirm, option, parse_setting
 from appliance.command.output import NOTHING, Column, cell, count_text, print_table, say
 
 if TYPE_CHECKING:
     from appliance.base.model import TopicPartition
+    from appliance.client.cluster import ClusterClient
 
 GroupArgument = Annotated[str, argument("GROUP", "The group.")]
 
 
 def build_app(markup: Literal["rich"] | None) -> typer.Typer:
     app = typer.Typer(
-        help="List, describe and delete consumer groups, see how far behind they are, set their offsets.", no_args_is_help=True, rich_markup_mode=markup
+        help="List, describe and delete consumer groups, see how far behind they are, set their offsets and settings.",
+        no_args_is_help=True,
+        rich_markup_mode=markup,
     )
     app.command("list")(list_all)
     app.command("describe")(describe)
+    app.command("alter")(alter)
     app.command("lag")(lag)
     app.command("reset-offsets")(reset_offsets)
     app.command("delete")(delete)
@@ -48,18 +55,21 @@ def list_all(as_json: JsonOption = False, bootstrap: BootstrapOption = None, dat
 def describe(
     group: GroupArgument, as_json: JsonOption = False, bootstrap: BootstrapOption = None, data: DataOption = None, config: ConfigOption = None
 ) -> None:
-    """Show a group's state and members, what each of them reads, and how far behind it is."""
+    """Show a group's state and members, what each of them reads, how far behind it is, and the settings of its own."""
     with open_cluster(bootstrap, data, config) as cluster:
         from appliance.client.groups import describe_group, group_progress
 
         described = describe_group(cluster, group)
         progress = group_progress(cluster, group, described)
+        settings = _own_settings(cluster, group)
     if as_json:
-        document = {**described._asdict(), "members": [member._asdict() for member in described.members], "partitions": progress}
+        document = {**described._asdict(), "members": [member._asdict() for member in described.members], "partitions": progress, "settings": settings}
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return
     assignor = f"  assignor {cell(described.assignor)}" if described.assignor else ""
     print(f"group {group}  {described.state}  {described.group_type} protocol{assignor}")
+    for name, value in settings.items():
+        print(f"set: {name}={cell(value)}")
     rows = [
         [member.member_id, member.group_instance_id or NOTHING, member.client_id, member.client_host, _partitions_text(member.partitions)]
         for member in described.members
@@ -67,6 +77,45 @@ def describe(
     print_table([Column("member"), Column("instance"), Column("client"), Column("host"), Column("reads")], rows)
     _print_progress(progress)
     _explain_mirrors([group])
+
+
+def _own_settings(cluster: ClusterClient, group: str) -> dict[str, str]:
+    """Return what is set for a group itself; nothing where the broker does not know settings of groups, or does not tell them."""
+    from appliance.client.groups import group_settings
+    from appliance.protocol.config_apis import ConfigSource
+
+    with suppress(RequestRefused):
+        return {each.name: each.value or "" for each in group_settings(cluster, group) if each.config_source == ConfigSource.GROUP}
+    return {}
+
+
+def alter(
+    group: GroupArgument,
+    setting: Annotated[
+        list[str] | None,
+        option("--set", metavar="NAME=VALUE", help="A setting by Kafka's name, such as share.auto.offset.reset=earliest; may be given several times."),
+    ] = None,
+    unset: Annotated[list[str] | None, option("--unset", metavar="NAME", help="Take a setting back to its default; may be given several times.")] = None,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Change the settings of a group, which need not exist yet; groups of the classic protocol have none.
+
+    Example: millrace group alter workers --set share.auto.offset.reset=earliest
+    """
+    values, defaults = dict(parse_setting(text) for text in setting or []), list(dict.fromkeys(unset or []))
+    if (not values and not defaults) or values.keys() & set(defaults):
+        raise UsageProblem("say what to change: --set NAME=VALUE, --unset NAME, and each name once")
+    with open_cluster(bootstrap, data, config) as cluster:
+        from appliance.client.groups import alter_group_settings, group_settings
+
+        known = {each.name for each in group_settings(cluster, group)}
+        if absent := [name for name in defaults if name not in known]:
+            raise UsageProblem(f"--unset: groups have no setting {absent[0]}; there are {', '.join(sorted(known))}")
+        alter_group_settings(cluster, group, values, defaults)
+    changes = [f"{name}={value}" for name, value in values.items()] + [f"{name} back to its default" for name in defaults]
+    print(f"altered group {group}: {', '.join(changes)}")
 
 
 def lag(

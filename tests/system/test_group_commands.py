@@ -58,6 +58,23 @@ def keeper(tmp_path_factory: pytest.TempPathFactory, start_shared: Callable[...,
     assert box.leftovers() == []
 
 
+def test_settings_of_a_group_are_set_shown_and_taken_back(keeper: RunningBox) -> None:
+    told = _done(keeper, "group", "alter", "workers", "--set", "share.auto.offset.reset=earliest", "--set", "consumer.session.timeout.ms=46000")
+    assert told == "altered group workers: share.auto.offset.reset=earliest, consumer.session.timeout.ms=46000\n"
+    _done(keeper, "group", "reset-offsets", "workers", "--topic", TOPIC, "--to-earliest", "--yes")
+    eventually(
+        lambda: _told(keeper, "group", "describe", "workers")["settings"] == {"consumer.session.timeout.ms": "46000", "share.auto.offset.reset": "earliest"},
+        "the image has the settings",
+    )
+    assert "set: share.auto.offset.reset=earliest\n" in _done(keeper, "group", "describe", "workers")
+    wrong = _millrace(keeper, "group", "alter", "workers", "--unset", "share.auto.offset.rest")
+    assert wrong.returncode == 2 and "groups have no setting share.auto.offset.rest; there are" in wrong.stderr
+    refused = _millrace(keeper, "group", "alter", "workers", "--set", "share.auto.offset.reset=soon")
+    assert refused.returncode == 2 and "could not alter group 'workers'" in refused.stderr
+    _done(keeper, "group", "alter", "workers", "--unset", "share.auto.offset.reset", "--unset", "consumer.session.timeout.ms")
+    _done(keeper, "group", "delete", "workers", "--yes")
+
+
 def test_a_group_is_listed_described_moved_and_deleted(keeper: RunningBox) -> None:
     consumer = Consumer(
         {"bootstrap.servers": keeper.bootstrap, "group.id": "readers", "client.id": "r1", "auto.offset.reset": "earliest", "enable.auto.commit": False}

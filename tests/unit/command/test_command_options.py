@@ -17,7 +17,9 @@ WITHOUT_JSON = {
     "stream": "runs until it is stopped; what it does is in its log",
     **dict.fromkeys(("topic create", "topic alter", "topic reassign", "topic elect", "topic delete", "topic trim"), REPORTS_ONE_LINE),
     **dict.fromkeys(("box add", "box drain", "box remove"), REPORTS_ONE_LINE),
-    **dict.fromkeys(("group reset-offsets", "group delete", "user add", "user delete", "transaction abort", "quota set", "quota remove"), REPORTS_ONE_LINE),
+    **dict.fromkeys(
+        ("group alter", "group reset-offsets", "group delete", "user add", "user delete", "transaction abort", "quota set", "quota remove"), REPORTS_ONE_LINE
+    ),
     **dict.fromkeys(("disk add", "disk drain", "disk remove", "disk replace"), REPORTS_ONE_LINE),
     **dict.fromkeys(("cluster secret new", "cluster secret show", "cluster secret set", "cluster secret consumer"), "prints the secret alone"),
     **dict.fromkeys(("cluster certificate init", "cluster certificate issue", "cluster certificate renew"), REPORTS_ONE_LINE),
