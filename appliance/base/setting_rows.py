@@ -466,16 +466,16 @@ _TABLE_ROWS = (
         "tables.locations",
         "",
         "",
-        "directories, separated by commas, at or below which topics may be kept as tables (topic config millrace.table.location); without one, no topic can, "
-        "and no process for it runs",
+        "directories (or s3://BUCKET/PATH), separated by commas, at or below which topics may be kept as tables (topic config millrace.table.location); "
+        "without one, no topic can, and no process for it runs",
         "clients that may alter topic configs make the box write there",
     ),
     SettingRow(
         "tables.properties.file",
         "",
         "",
-        "file (mode 0600) with lines NAME=VALUE: the catalog of Iceberg tables by pyiceberg's names (type, uri, credential, …), and `namespace`; without one, "
-        "SQLite in the state directory. It is read for each commit",
+        "file (mode 0600) with lines NAME=VALUE: S3 (AWS_ACCESS_KEY_ID, …), and the catalog of Iceberg tables by pyiceberg's names (type, uri, credential, …) "
+        "and `namespace`; without one, SQLite in the state directory. It is read for each commit",
         "the tabler reaches the network",
     ),
     SettingRow(

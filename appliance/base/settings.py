@@ -168,6 +168,11 @@ class Box(NamedTuple):
         return table_locations(self.text("tables.locations"))
 
     @property
+    def tables_need_network(self) -> bool:
+        """Whether a table is in an object store, or the catalog of tables may be on another machine."""
+        return bool(self.text("tables.properties.file")) or any("://" in each for each in self.table_locations)
+
+    @property
     def may_have_neighbours(self) -> bool:
         """Whether the cluster can have other boxes: not if the ZooKeeper server of this box is its
         own."""
@@ -230,6 +235,10 @@ def setting_problem(row: SettingRow, value: object) -> str | None:
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9-]{1,100}")
 _FITS_UNIT_FILE = re.compile(r"/[^/\s%\"'\\][^\s%\"'\\]*")
+
+
+S3_LOCATION = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/(?!\.\.?(/|$))[A-Za-z0-9._=-]{1,200}){0,20}")
+"""Where a table in an object store may be."""
 
 
 def table_locations(setting: str) -> list[str]:
@@ -305,8 +314,10 @@ def relation_problems(settings: dict[str, SettingValue]) -> list[str]:
             if not is_network(part):
                 problems.append(f"{name} has {part!r}; it must be an address, or a network as in 10.0.0.0/24")
     for part in table_locations(str(settings["tables.locations"])):
-        if posixpath.normpath(part) != part or not _FITS_UNIT_FILE.fullmatch(part):
-            problems.append(f"tables.locations has {part!r}; write whole paths of directories, from / on, without .., blanks, quotes, \\ and % in them")
+        if not S3_LOCATION.fullmatch(part) and (posixpath.normpath(part) != part or not _FITS_UNIT_FILE.fullmatch(part)):
+            problems.append(
+                f"tables.locations has {part!r}; write whole paths of directories, from / on, without .., blanks, quotes, \\ and % in them, or s3://BUCKET/PATH"
+            )
     for name in ("ingest.syslog.topic", "host.figures.topic"):
         if (problem := topic_name_problem(str(settings[name]))) is not None:
             problems.append(f"{name}: {problem}")

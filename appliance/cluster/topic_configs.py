@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from appliance.base.config_numbers import parse_double, parse_integer
+from appliance.base.settings import S3_LOCATION
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
@@ -103,8 +104,10 @@ def _must_be_false(value: str) -> str | None:
 def _table_location(value: str) -> str | None:
     if not value:
         return None
+    if value.startswith("s3://"):
+        return None if S3_LOCATION.fullmatch(value) else "value must be s3://BUCKET/PATH, of letters, digits and . _ = -, without . and .. alone"
     if not value.startswith("/") or posixpath.normpath(value) != value or value.startswith("//"):
-        return "value must be a whole path, from / on, without .. in it"
+        return "value must be a whole path, from / on, without .. in it, or s3://BUCKET/PATH"
     return None if value.isprintable() and len(value) <= 1_000 else "value must be at most 1000 printable characters"
 
 

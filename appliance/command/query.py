@@ -81,7 +81,7 @@ def query(
         for topic, table in topics.items():
             path = directories[topic]
             log = path if metadata_of(table, 0) else f"{path}/_delta_log"
-            if f"could not open the table {path}:" in str(failed) and not os.path.exists(log):
+            if f"could not open the table {path}:" in str(failed) and "://" not in path and not os.path.exists(log):
                 why = "its directory is gone; mount it, or bring it back" if table.get("last_commit_ms") else "it has no commit yet"
                 raise QueryFailed(f"could not open the table {table['directory']}: {why} (millrace table list)") from failed
         if "Table with name" not in str(failed):

@@ -41,7 +41,11 @@ def alter(
     ] = None,
     table_location: Annotated[
         str | None,
-        option("--table-location", metavar="DIR", help="Directory that gets the table, as DIR/NAME; below one of the setting tables.locations."),
+        option(
+            "--table-location",
+            metavar="DIR",
+            help="Directory, or s3://BUCKET/PATH, that gets the table, as DIR/NAME; below one of the setting tables.locations.",
+        ),
     ] = None,
     throttle: Annotated[str | None, option("--throttle", metavar="BYTES/S", help="How fast each box may receive new copies: 50000000, 50M, 50MiB.")] = None,
     no_wait: Annotated[bool, option("--no-wait", help="Do not watch new copies being made.")] = False,

@@ -9,6 +9,7 @@ Arrow reads ahead of it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,11 +19,11 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.fs as fs
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from appliance.base.errors import MillraceError
+from appliance.pipeline.object_stores import for_pyiceberg
 
 _ROWS = 1_000
 _NUMBERS = frozenset(
@@ -142,11 +143,13 @@ def open_files(path: str) -> ds.FileSystemDataset:
 def _iceberg_files(path: str) -> ds.FileSystemDataset:
     """Return the files of an Iceberg table, each with what its manifests say of the columns of `_BOUNDED`."""
     from pyiceberg.conversions import from_bytes
-    from pyiceberg.io.pyarrow import schema_to_pyarrow
+    from pyiceberg.io.pyarrow import PyArrowFileIO, schema_to_pyarrow
     from pyiceberg.table import StaticTable
     from pyiceberg.types import PrimitiveType
 
-    table = StaticTable.from_metadata(path)
+    table = StaticTable.from_metadata(path, for_pyiceberg(os.environ))
+    assert isinstance(table.io, PyArrowFileIO)
+    files = table.io.fs_by_scheme(*PyArrowFileIO.parse_location(table.location())[:2])
     schema = schema_to_pyarrow(table.schema(), include_field_ids=False)
     kinds = {field.name: (field.field_id, field.field_type) for field in table.schema().fields}
     known = [(schema.field(name), *kinds[name]) for name in _BOUNDED if name in kinds]
@@ -162,8 +165,8 @@ def _iceberg_files(path: str) -> ds.FileSystemDataset:
             one, other = (pa.scalar(from_bytes(kind, bound), field.type) for bound in (low, high))
             bounds = (ds.field(field.name) >= one) & (ds.field(field.name) <= other)
             within = bounds if within is None else within & bounds
-        fragments.append(_PARQUET.make_fragment(task.file.file_path.removeprefix("file://"), fs.LocalFileSystem(), within))
-    return ds.FileSystemDataset(fragments, schema, _PARQUET, fs.LocalFileSystem())
+        fragments.append(_PARQUET.make_fragment(PyArrowFileIO.parse_location(task.file.file_path)[2], files, within))
+    return ds.FileSystemDataset(fragments, schema, _PARQUET, files)
 
 
 def _files(table: DeltaTable) -> ds.FileSystemDataset:

@@ -117,9 +117,9 @@ def plan_units(box: Box, mount_points: Mapping[str, str], load: str = "") -> Uni
     listens = [f"Sockets={' '.join(map(sender_unit, box.sender_sockets))}"] if box.sender_sockets else []
     drop_ins["millrace-ingest@.service"] = _section("Service", [*listens, *_writes(f"-{state}/{INGEST_STATE}"), hidden, *_own_addresses(box, box.advertise)])
     if box.table_locations:
-        tables = (f"-{path}" for path in (f"{state}/{TABLES_STATE}", *box.table_locations))
+        tables = (f"-{path}" for path in (f"{state}/{TABLES_STATE}", *(each for each in box.table_locations if "://" not in each)))
         drop_ins["millrace-tabler.service"] = _section(
-            "Service", [*_writes(*tables), hidden, *(["PrivateNetwork=no", *TABLE_ADDRESS] if box.text("tables.properties.file") else [])]
+            "Service", [*_writes(*tables), hidden, *(["PrivateNetwork=no", *TABLE_ADDRESS] if box.tables_need_network else [])]
         )
     for disk in box.disks:
         bound = _section("Unit", _mount_lines(disk.path, mount_points[disk.path]))
@@ -279,7 +279,7 @@ def settings_mark(box: Box) -> str:
         told += [box.zookeeper_members, box.text("zookeeper.allowed.addresses")]
     if box.table_locations:
         told.append(box.table_locations)
-        told += ["network"] if box.text("tables.properties.file") else []
+        told += ["network"] if box.tables_need_network else []
     if alerts := urlsplit(box.text("alerts.url")).hostname:
         told.append(alerts)
     if networks := box.text("cluster.networks"):

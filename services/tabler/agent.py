@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from appliance.base.errors import MillraceError, StepsDown
+from appliance.base.layout import TABLES_STATE
 from appliance.base.model import TopicId
 from appliance.cluster.metadata_image import ImageFollower, MetadataImage, TopicImage
 from appliance.cluster.topic_configs import table_problem
@@ -285,6 +286,7 @@ class TableThread:
             shortened=self._remembered.shortened,
             compaction_commits=context.box.integer("tables.compaction.commits"),
             properties=iceberg_catalog(context.box.state_directory) | (read_properties(properties_file) if properties_file else {}),
+            staging=f"{context.box.state_directory}/{TABLES_STATE}/staging",
             is_cancelled=lambda: self.is_cancelled,
         )
 

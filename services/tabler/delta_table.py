@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any
 
 import orjson
@@ -21,9 +21,11 @@ from appliance.storage import file_io
 from services.tabler.table_rules import MissingRange, application_id
 from services.tabler.topic_table import (
     COMPACTED_BYTES,
+    CONNECT_SECONDS,
     DELTA_LOG,
     LOST_KEY,
     LOST_SHOWN_MAX,
+    REQUEST_SECONDS,
     SMALL_BYTES,
     TOPIC_ID_KEY,
     Step,
@@ -34,6 +36,7 @@ from services.tabler.topic_table import (
     trouble,
 )  # fmt: skip
 
+TIMES = {"max_retries": "2", "retry_timeout": "15s", "timeout": f"{REQUEST_SECONDS}s", "connect_timeout": f"{CONNECT_SECONDS}s"}
 STATISTICS = {"delta.dataSkippingStatsColumns": "partition,offset,timestamp"}
 """The columns that have statistics. Unless the table says so, deltalake 1.6 finds no row by a filter of another column."""
 
@@ -55,17 +58,34 @@ class DeltaTopicTable(TopicTable):
         return trouble(action, self._directory, (DeltaError,))
 
     def open(self, expected_id: str) -> None:
-        from deltalake import DeltaTable
-
         with self._trouble("open the table"):
-            self.check_link()
-            if has_commit(self._directory):
-                self._table = DeltaTable(self._directory)
+            if (table := self._found()) is not None:
+                self._table = table
                 self._check_owner(expected_id)
             elif expected_id:
                 raise self.is_gone("delta")
-            else:
+            elif not self._is_remote:
                 self.check_directory(DELTA_LOG)
+
+    def _found(self) -> Any:
+        """Return the table that is there, or None. In an object store it is asked for by opening it: `is_deltatable` holds the GIL."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        if not self._is_remote:
+            self.check_link()
+            return DeltaTable(self._directory) if has_commit(self._directory) else None
+        try:
+            return DeltaTable(self._directory, storage_options=self._options)
+        except TableNotFoundError:
+            return None
+
+    @property
+    def _options(self) -> dict[str, str] | None:
+        """Return what deltalake needs for an object store."""
+        if not self._is_remote:
+            return None
+        return {**TIMES, **{name: value for name, value in self._properties.items() if name.isupper()}}
 
     def _check_owner(self, expected_id: str) -> None:
         self.check_owner(self._table.metadata().configuration.get(TOPIC_ID_KEY), expected_id)
@@ -85,11 +105,12 @@ class DeltaTopicTable(TopicTable):
         with self._trouble("create the table"):
             self._table = DeltaTable.create(
                 self._directory, schema, mode="ignore", name=self._topic, description=f"topic {self._topic} of millrace",
-                configuration={TOPIC_ID_KEY: str(self._topic_id), **STATISTICS}, raise_if_key_not_exists=False,
+                configuration={TOPIC_ID_KEY: str(self._topic_id), **STATISTICS}, raise_if_key_not_exists=False, storage_options=self._options,
             )  # fmt: skip
-            self._table = DeltaTable(self._directory)
+            self._table = DeltaTable(self._directory, storage_options=self._options)
             self._check_owner("")
-            file_io.fsync_directory(os.path.dirname(self._directory))
+            if not self._is_remote:
+                file_io.fsync_directory(os.path.dirname(self._directory))
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         from deltalake import Schema
@@ -136,6 +157,8 @@ class DeltaTopicTable(TopicTable):
     def _sync_commits(self, version: int) -> None:
         """Sync every commit after `version`: the last one may be another box's."""
         self._table.update_incremental()
+        if self._is_remote:
+            return
         log = f"{self._directory}/{DELTA_LOG}"
         for each in range(version + 1, self.version + 1):
             file_io.sync_path(f"{log}/{each:020}.json")
@@ -157,8 +180,7 @@ class DeltaTopicTable(TopicTable):
         if any(file.name in names for file in files):
             return  # it is in the table, in spite of the error
         for file in files:
-            with suppress(OSError):
-                file_io.unlink_if_there(f"{self._directory}/{file.name}")
+            self.withdraw(file.name, self._directory)
         if after != before:
             raise TableConflict(self.moved_words(before, after)) from error
         raise error

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import pyarrow as pa
@@ -56,14 +56,18 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.base.errors import MillraceError
 from appliance.base.model import TopicId
+from appliance.pipeline.object_stores import for_pyiceberg
 from appliance.storage import file_io
 from services.tabler.iceberg_upkeep import expire, file_uri, groups
 from services.tabler.table_rules import MissingRange
 from services.tabler.topic_table import (
     BAD,
+    CONNECT_SECONDS,
     ICEBERG_METADATA,
     LOST_KEY,
     LOST_SHOWN_MAX,
+    REQUEST_SECONDS,
+    ROW_GROUP_BYTES,
     SMALL_BYTES,
     TOPIC_ID_KEY,
     Step,
@@ -81,6 +85,7 @@ CREATOR_KEY = "millrace.created.by"
 NAMESPACE_KEY, NAMESPACE = "namespace", "millrace"
 HOUR = "timestamp_hour"
 COMMIT_TRIES = 5
+TIMES = {"s3.connect-timeout": str(CONNECT_SECONDS), "s3.request-timeout": str(REQUEST_SECONDS)}
 PROPERTIES = {
     "format-version": "2",
     "write.parquet.compression-codec": "zstd",
@@ -99,17 +104,23 @@ _SIMPLE: dict[pa.DataType, IcebergType] = {
 _ARROW = {kind: arrow for arrow, kind in _SIMPLE.items()}
 
 
+class PlacedFile(NamedTuple):
+    """A Parquet file in the table's directory, of which no commit is yet."""
+
+    path: str
+    footer: pq.FileMetaData
+    size_bytes: int
+
+
 class IcebergTopicTable(TopicTable):
     """The table of one topic, NAMESPACE.TOPIC in the catalog; that of its bad records is NAMESPACE_bad.TOPIC."""
 
     by_hour = True
     upkeep_commits = 100
 
-    def __init__(self, directory: str, topic: str, topic_id: TopicId, writer: str, properties: Mapping[str, str]) -> None:
-        """`properties` are pyiceberg's, of the catalog."""
-        super().__init__(directory, topic, topic_id, writer)
-        self._properties = dict(properties)
-        namespace = self._properties.pop(NAMESPACE_KEY, NAMESPACE)
+    def __init__(self, directory: str, topic: str, topic_id: TopicId, writer: str, properties: Mapping[str, str], staging: str) -> None:
+        super().__init__(directory, topic, topic_id, writer, properties, staging)
+        namespace = properties.get(NAMESPACE_KEY, NAMESPACE)
         self._namespace = f"{namespace}_bad" if directory.endswith(f"/{BAD}") else namespace
         self._catalog: Catalog | None = None
         self._predicted: dict[str, int] = {}
@@ -140,7 +151,10 @@ class IcebergTopicTable(TopicTable):
 
     def _opened(self) -> Catalog:
         if self._catalog is None:
-            self._catalog = load_catalog("millrace", **{"py-io-impl": f"{SyncedFileIO.__module__}.{SyncedFileIO.__name__}", **self._properties})
+            own = {"py-io-impl": f"{SyncedFileIO.__module__}.{SyncedFileIO.__name__}", **TIMES}
+            self._catalog = load_catalog(
+                "millrace", **own, **for_pyiceberg(self._properties), **{name: value for name, value in self._properties.items() if not name.isupper()}
+            )
         return self._catalog
 
     def close(self) -> None:
@@ -163,13 +177,15 @@ class IcebergTopicTable(TopicTable):
 
     def open(self, expected_id: str) -> None:
         with self._trouble("open the table"):
-            self.check_link()
+            if not self._is_remote:
+                self.check_link()
             try:
                 self._table = self._opened().load_table(self._name)
             except (NoSuchTableError, NoSuchNamespaceError):
                 if expected_id:
                     raise TableTrouble(f"the catalog has no table {'.'.join(self._name)} any more ({self._directory}); register it again there") from None
-                self._check_directory()
+                if not self._is_remote:
+                    self._check_directory()
             except FileNotFoundError:
                 if expected_id or os.path.isdir(self._directory):
                     raise self.is_gone("iceberg") from None
@@ -254,7 +270,8 @@ class IcebergTopicTable(TopicTable):
             fresh = assign_fresh_schema_ids(iceberg_schema(schema))
             catalog = self._opened()
             catalog.create_namespace_if_not_exists(self._namespace)
-            file_io.make_directories(f"{self._directory}/metadata")  # durable; the location itself is there
+            if not self._is_remote:
+                file_io.make_directories(f"{self._directory}/{ICEBERG_METADATA}")  # durable; the location itself is there
             spec = PartitionSpec(PartitionField(fresh.find_field("timestamp").field_id, 1000, HourTransform(), HOUR))
             owned = {TOPIC_ID_KEY: str(self._topic_id), CREATOR_KEY: self._creator, **PROPERTIES}
             try:
@@ -273,7 +290,7 @@ class IcebergTopicTable(TopicTable):
         with self._trouble("write to the table"):
             try:
                 self._check_ids()
-                figures = self._place_all(files, step)
+                figures = [self._place(file.name, step) for file in files]
                 for tries in range(1, COMMIT_TRIES + 1):
                     try:
                         self._commit(files, figures, offsets, lost, step)
@@ -288,8 +305,7 @@ class IcebergTopicTable(TopicTable):
                 if self._may_be_committed(files, error):
                     raise
                 for file in files:
-                    with suppress(OSError):
-                        file_io.unlink_if_there(f"{self._data}/{file.name}")
+                    self.withdraw(file.name, self._data)
                 raise
             step("committed")
 
@@ -311,14 +327,13 @@ class IcebergTopicTable(TopicTable):
             if name not in schema.column_names or schema.find_field(name).field_id != number:
                 raise TableTrouble(f"the table {self._directory} was changed by another program at the same time; reading on from its offsets")
 
-    def _place_all(self, files: Sequence[TableFile], step: Step) -> list[os.stat_result]:
-        if not os.path.isdir(self._data):
+    def _place(self, name: str, step: Step) -> PlacedFile:
+        if not self._is_remote and not os.path.isdir(self._data):
             file_io.make_directories(self._data)
-        return [self.place(file.name, self._data, step) for file in files]
+        footer = pq.read_metadata(f"{self.staging}/{name}")
+        return PlacedFile(f"{self._data}/{name}", footer, self.place(name, self._data, step).st_size)
 
-    def _commit(
-        self, files: Sequence[TableFile], figures: Sequence[os.stat_result], offsets: Mapping[int, int], lost: Sequence[MissingRange], step: Step
-    ) -> None:
+    def _commit(self, files: Sequence[TableFile], placed: Sequence[PlacedFile], offsets: Mapping[int, int], lost: Sequence[MissingRange], step: Step) -> None:
         self._set_spec(all(file.hour is not None for file in files))
         text = orjson.dumps({str(partition): offset for partition, offset in {**self._offsets(), **offsets}.items()}).decode()
         summary = {OFFSETS_KEY: text}
@@ -327,8 +342,8 @@ class IcebergTopicTable(TopicTable):
         transaction = self._without_retries().transaction()
         transaction.set_properties({OFFSETS_KEY: text})
         with transaction.update_snapshot(summary).fast_append() as snapshot:
-            for file, figure in zip(files, figures):
-                snapshot.append_data_file(self._data_file(f"{self._data}/{file.name}", figure.st_size, file.hour))
+            for file, found in zip(files, placed):
+                snapshot.append_data_file(self._data_file(found, file.hour))
         step("commit")
         transaction.commit_transaction()
         self._table.refresh()
@@ -351,12 +366,11 @@ class IcebergTopicTable(TopicTable):
                 update.remove_field(HOUR)
         self._table.refresh()
 
-    def _data_file(self, path: str, size_bytes: int, hour: int | None) -> DataFile:
+    def _data_file(self, placed: PlacedFile, hour: int | None) -> DataFile:
         metadata = self._table.metadata
         schema = metadata.schema()
-        footer = pq.read_metadata(path)
         plan = compute_statistics_plan(schema, metadata.properties)
-        statistics = partial(data_file_statistics_from_parquet_metadata, footer, parquet_column_mapping=parquet_path_to_id_mapping(schema))
+        statistics = partial(data_file_statistics_from_parquet_metadata, placed.footer, parquet_column_mapping=parquet_path_to_id_mapping(schema))
         try:
             found = statistics(stats_columns=plan).to_serialized_dict()
         except (OverflowError, ValueError):  # a time without a calendar: no bounds for times
@@ -366,10 +380,10 @@ class IcebergTopicTable(TopicTable):
             found = statistics(stats_columns=plan).to_serialized_dict()
         return DataFile.from_args(
             content=DataFileContent.DATA,
-            file_path=file_uri(path),
+            file_path=file_uri(placed.path),
             file_format=FileFormat.PARQUET,
             partition=Record(hour) if metadata.spec().fields else Record(),
-            file_size_in_bytes=size_bytes,
+            file_size_in_bytes=placed.size_bytes,
             sort_order_id=None,
             spec_id=metadata.default_spec_id,
             equality_ids=None,
@@ -385,6 +399,7 @@ class IcebergTopicTable(TopicTable):
             merged = 0
             with suppress(CommitFailedException):  # another box committed: later
                 merged = self._merge(groups(tasks)) if len(tasks) >= files_min else 0
+            self._table.refresh()
             expire(self._table, self._data, self._writer)
             self._table.refresh()
             return merged
@@ -392,42 +407,47 @@ class IcebergTopicTable(TopicTable):
     def _merge(self, found: Sequence[Sequence[FileScanTask]]) -> int:
         if not found:
             return 0
-        paths: list[str] = []
+        names: list[str] = []
         snapshot = self._table.metadata.current_snapshot()
         assert snapshot is not None
         transaction = self._without_retries().transaction()
         try:
             with transaction.update_snapshot({OFFSETS_KEY: orjson.dumps({str(p): o for p, o in self._offsets().items()}).decode()}).overwrite() as update:
                 for number, tasks in enumerate(found):
-                    paths.append(f"{self._data}/part-{self._writer}-{snapshot.snapshot_id}-{number}-merged.zstd.parquet")
+                    names.append(f"part-{self._writer}-{snapshot.snapshot_id}-{number}-merged.zstd.parquet")
                     hour = tasks[0].file.partition[0] if self._table.spec().fields else None
-                    update.append_data_file(self._data_file(paths[-1], self._rewrite(tasks, paths[-1]), hour))
+                    self._rewrite(tasks, names[-1])
+                    update.append_data_file(self._data_file(self._place(names[-1], lambda _step: None), hour))
                     for task in tasks:
                         update.delete_data_file(task.file)
             transaction.commit_transaction()
             self._table.refresh()
         except Exception as error:
             if not self._may_be_committed((), error):
-                for path in paths:
-                    with suppress(OSError):
-                        file_io.unlink_if_there(path)
+                for name in names:
+                    self.withdraw(name, self._data)
             raise
         return sum(map(len, found))
 
-    def _rewrite(self, tasks: Sequence[FileScanTask], path: str) -> int:
-        """Write the rows of small files into one, a batch at a time; return its size in bytes. pyiceberg's scan makes null lists empty."""
+    def _rewrite(self, tasks: Sequence[FileScanTask], name: str) -> None:
+        """Write the rows of small files into a staged one, in large row groups. pyiceberg's scan makes null lists empty."""
+        self.make_staging()
         schema = self.file_schema(self.schema())
-        with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        waiting: list[pa.Table] = []
+        with pq.ParquetWriter(f"{self.staging}/{name}", schema, compression="zstd") as writer:
             for task in tasks:
-                with pq.ParquetFile(task.file.file_path.removeprefix("file://")) as file:
+                with self._table.io.new_input(task.file.file_path).open() as stream, pq.ParquetFile(stream) as file:
                     there = {(field.metadata or {}).get(FIELD_ID): field.name for field in file.schema_arrow}
-                    for batch in file.iter_batches():
+                    for number in range(file.num_row_groups):  # none is larger than ROW_GROUP_BYTES
+                        group = file.read_row_group(number)
                         found = ((there.get(field.metadata[FIELD_ID]), field.type) for field in schema)
-                        columns = [pa.nulls(len(batch), kind) if name is None else batch.column(name).cast(kind) for name, kind in found]
-                        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-        file_io.sync_path(path)
-        file_io.fsync_directory(self._data)
-        return file_io.stat(path).st_size
+                        columns = [pa.nulls(len(group), kind) if name is None else group.column(name).cast(kind) for name, kind in found]
+                        waiting.append(pa.Table.from_arrays(columns, schema=schema))
+                        if sum(each.nbytes for each in waiting) >= ROW_GROUP_BYTES:
+                            writer.write_table(pa.concat_tables(waiting))
+                            waiting.clear()
+            if waiting:
+                writer.write_table(pa.concat_tables(waiting))
 
 
 def iceberg_schema(schema: pa.Schema) -> Schema:

@@ -15,7 +15,7 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from appliance.storage import file_io
-from services.tabler.topic_table import COMPACTED_BYTES
+from services.tabler.topic_table import COMPACTED_BYTES, is_remote
 
 SNAPSHOTS_MAX, SUMMARIES_BYTES_MAX = 500, 1 << 20
 """Each commit writes the list of all snapshots again, each with the offsets of all partitions."""
@@ -24,7 +24,7 @@ KEPT = timedelta(days=1)
 
 
 def file_uri(path: str) -> str:
-    return f"file://{path}"
+    return path if is_remote(path) else f"file://{path}"
 
 
 def expire(table: Table, data: str, writer: str) -> None:
@@ -79,7 +79,9 @@ def _dropped_files(merge: Snapshot, files_io: FileIO) -> set[str]:
 
 
 def _old_files(writer: str, now_ms: int) -> set[str]:
-    """Return the data files of earlier incarnations of this box. `writer`: how the paths of this one begin."""
+    """Return the data files of earlier incarnations of this box, not in an object store. `writer`: how the paths of this one begin."""
+    if is_remote(writer):
+        return set()
     data, _, name = writer.rpartition("/")
     own = f"{name.rpartition('-')[0]}-"
     before = now_ms / 1_000 - KEPT.total_seconds()

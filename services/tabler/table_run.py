@@ -29,10 +29,10 @@ from services.tabler.delta_table import DeltaTopicTable
 from services.tabler.json_columns import BAD_SCHEMA, JsonRows, without
 from services.tabler.table_columns import SOURCE_COLUMNS, Statistics, TableRows, has_fields, pieces, same_type, schema_problem
 from services.tabler.table_rules import MissingRange, PartitionStart, TableOrder, TableResult, is_compaction_due, plan_partition, rotated
-from services.tabler.topic_table import BAD, Step, TableFile, TableTrouble, TopicTable, location_problem, trouble
+from services.tabler.topic_table import BAD, ROW_GROUP_BYTES, Step, TableFile, TableTrouble, TopicTable, location_problem, trouble
 
-ROW_GROUP_BYTES, ROW_GROUP_BYTES_MIN = 16 << 20, 1 << 20
-"""A row group of a file; the smaller, the more files a run writes at a time."""
+ROW_GROUP_BYTES_MIN = 1 << 20
+"""Row groups are the smaller, the more files a run writes at a time."""
 HOURS_MAX = 32
 FILES_MAX = 1 << 31
 """More files than a table has: nothing is merged."""
@@ -64,7 +64,9 @@ class TableJob(NamedTuple):
     compaction_commits: int
     """Commits between two compactions; 0: none."""
     properties: Mapping[str, str] = {}
-    """Those of the Iceberg catalog, by pyiceberg's names."""
+    """Those of the Iceberg catalog, by pyiceberg's names, and of the object store, by its own."""
+    staging: str = ""
+    """The directory in which files wait for an object store."""
     is_cancelled: Callable[[], bool] = lambda: False
     step: Step = lambda _step: None
 
@@ -90,12 +92,12 @@ def run_table(job: TableJob) -> TableResult:
 def topic_table(job: TableJob, below: str = "") -> TopicTable:
     """Return the topic's table, or one in a directory below it."""
     order = job.order
-    where = f"{order.directory}{below}", order.topic, order.topic_id, job.writer
+    where = f"{order.directory}{below}", order.topic, order.topic_id, job.writer, job.properties, job.staging
     if order.file_format == "delta":
         return DeltaTopicTable(*where)
     from services.tabler.iceberg_table import IcebergTopicTable
 
-    return IcebergTopicTable(*where, job.properties)
+    return IcebergTopicTable(*where)
 
 
 def _run(job: TableJob, table: TopicTable, bad_table: TopicTable) -> TableResult:
@@ -335,7 +337,7 @@ class _TableRun:
                 self._bad_table.compact(files_min)
             return self._table.compact(files_min)
         except TableTrouble as trouble:
-            self._problems.append(f"{trouble}; trying again after {every} commits")
+            self._problems.append(f"{trouble}; trying again after {every or self._table.upkeep_commits} commits")
             return 0
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.fs as fs
 
 from appliance.base.errors import MillraceError
 from appliance.base.model import TopicId
@@ -23,6 +25,11 @@ from services.tabler.table_rules import MissingRange
 DELTA_LOG = "_delta_log"
 ICEBERG_METADATA = "metadata"
 STAGING = "_millrace_staging"
+UPLOAD_BYTES = 4 << 20
+ROW_GROUP_BYTES = 16 << 20
+CONNECT_SECONDS, REQUEST_SECONDS = 5, 10
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_REFUSED = re.compile(r"\b40[13]\b|ACCESS_DENIED|Expired|EXPIRED|InvalidAccessKey|INVALID_ACCESS", re.ASCII)
 BAD = "_bad"
 """Directory in a table, which readers and vacuum pass over: the table of its bad records."""
 TOPIC_ID_KEY = "millrace.topic.id"
@@ -61,17 +68,25 @@ def trouble(action: str, directory: str, errors: tuple[type[Exception], ...] = (
     except OSError as error:
         raise TableTrouble(f"could not {action} {directory}: {_os_words(error)}") from error
     except (pa.ArrowException, *errors) as error:
-        raise TableTrouble(f"could not {action} {directory}: {' '.join(str(error).split())[:500]}") from error
+        raise TableTrouble(f"could not {action} {directory}: {words_of(error)}") from error
+
+
+def words_of(error: Exception) -> str:
+    """Return what a library says in one line, without colours; what to do if credentials are the reason."""
+    words = " ".join(_COLOUR.sub("", str(error)).split())[:500]
+    return f"{words}; check the credentials in tables.properties.file" if _REFUSED.search(words) else words
 
 
 def _os_words(error: OSError) -> str:
     hints = {errno.ENOSPC: "free space there", errno.EROFS: "mount it writable", errno.EACCES: "give it to the user of the box"}
-    words = os.strerror(error.errno).lower() if error.errno else " ".join(str(error).split())[:500]
+    words = os.strerror(error.errno).lower() if error.errno else words_of(error)
     return f"{words}; {hints[error.errno]}" if error.errno in hints else words
 
 
 def location_problem(location: str, allowed: Sequence[str]) -> str | None:
     """Return why no table can be in this directory now, or None. Creates nothing: it may be a mount point without its file system."""
+    if is_remote(location):
+        return None  # the config of the topic was compared with `allowed`
     try:
         real = os.path.realpath(location, strict=True)
         if not os.path.isdir(real):
@@ -126,6 +141,21 @@ def read_properties(path: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs.values()}
 
 
+def is_remote(location: str) -> bool:
+    """Return whether this is in an object store."""
+    return "://" in location
+
+
+def object_store(properties: Mapping[str, str]) -> fs.FileSystem:
+    """Return S3 as `properties` say, by the names of its own tools (AWS_ACCESS_KEY_ID, …)."""
+    names = {"AWS_ACCESS_KEY_ID": "access_key", "AWS_SECRET_ACCESS_KEY": "secret_key", "AWS_SESSION_TOKEN": "session_token", "AWS_REGION": "region"}
+    values: dict[str, Any] = {argument: properties[name] for name, argument in names.items() if name in properties}
+    if "AWS_ENDPOINT_URL" in properties:
+        values["endpoint_override"] = properties["AWS_ENDPOINT_URL"]
+    seconds = {"connect_timeout": CONNECT_SECONDS, "request_timeout": REQUEST_SECONDS}
+    return fs.S3FileSystem(**values, **seconds, retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=2))
+
+
 class TopicTable(ABC):
     """The table of one topic. `open` first; `expected_id` is the table that was there before, "" for none."""
 
@@ -134,9 +164,13 @@ class TopicTable(ABC):
     upkeep_commits = 0
     """Commits after which `compact` is called even if nothing is to be merged."""
 
-    def __init__(self, directory: str, topic: str, topic_id: TopicId, writer: str) -> None:
-        """`writer` is BOX-INCARNATION: files of two boxes, and of two incarnations, have different names."""
+    def __init__(self, directory: str, topic: str, topic_id: TopicId, writer: str, properties: Mapping[str, str], staging: str) -> None:
+        """`writer` is BOX-INCARNATION: files of two boxes, and of two incarnations, have different names. `properties` of `read_properties`.
+        `staging`: the directory in which files wait if the table is in an object store."""
         self._directory = directory
+        self._is_remote = is_remote(directory)
+        self._properties = properties
+        self._staging = staging
         self._topic = topic
         self._topic_id = topic_id
         self._writer = writer
@@ -144,7 +178,7 @@ class TopicTable(ABC):
 
     @property
     def staging(self) -> str:
-        return f"{self._directory}/{STAGING}"
+        return self._staging if self._is_remote else f"{self._directory}/{STAGING}"
 
     @property
     def exists(self) -> bool:
@@ -230,7 +264,7 @@ class TopicTable(ABC):
             raise TableTrouble(f"the table {self._directory} is not the one that was here (id {expected_id}); bring that back")
 
     def make_staging(self) -> None:
-        with trouble("write", self._directory):
+        with trouble("write", self.staging):
             os.makedirs(self.staging, exist_ok=True)
 
     def sweep(self) -> None:
@@ -248,10 +282,28 @@ class TopicTable(ABC):
         file_io.sync_path(staged)
         figures = file_io.stat(staged)
         step("rename")
-        file_io.rename(staged, f"{directory}/{name}")
-        file_io.fsync_directory(directory)
+        if self._is_remote:
+            with pa.OSFile(staged) as file, object_store(self._properties).open_output_stream(_key(directory, name)) as stream:
+                while chunk := file.read(UPLOAD_BYTES):
+                    stream.write(chunk)
+            file_io.unlink_if_there(staged)
+        else:
+            file_io.rename(staged, f"{directory}/{name}")
+            file_io.fsync_directory(directory)
         return figures
+
+    def withdraw(self, name: str, directory: str) -> None:
+        """Remove a file that was placed, of which no commit is."""
+        with suppress(OSError):
+            if self._is_remote:
+                object_store(self._properties).delete_file(_key(directory, name))
+            else:
+                file_io.unlink_if_there(f"{directory}/{name}")
 
     def moved_words(self, before: Mapping[int, int], after: Mapping[int, int]) -> str:
         moved = ", ".join(f"{partition}: {after[partition]}" for partition in sorted(after) if after[partition] != before.get(partition))
         return f"another writer moved the offsets of {self._directory} first ({moved}); reading on from there"
+
+
+def _key(directory: str, name: str) -> str:
+    return f"{directory.partition('://')[2]}/{name}"

@@ -98,6 +98,7 @@ def test_every_setting_that_the_code_asks_for_has_a_row_of_that_type() -> None:
         ("tables.locations", "/srv/tables/../../etc"),
         ("tables.locations", "/"),
         ("tables.locations", "/srv/a b"),
+        ("tables.locations", "s3://logs/../x"),
     ],
 )
 def test_settings_that_contradict_one_another_are_refused(name: str, value: object) -> None:

@@ -43,6 +43,7 @@ def test_there_are_kafkas_thirty_six_configs_and_an_internal_one_and_their_defau
         ("remote.storage.enable", ["false"], ["true"]),
         ("millrace.table.format", ["delta", "iceberg", "none"], ["hudi", ""]),
         ("millrace.table.location", ["", "/srv/tables"], ["tables", "/srv/../etc", "/srv/tables/", "//srv", "/srv/a\nb"]),
+        ("millrace.table.location", ["s3://logs", "s3://logs.a/b_c/d=1"], ["s3://", "s3://a/../b", "s3://aaa/b/", "s3://aaa/b?c", "s3://aaa//b", "gs://aaa"]),
     ],
 )
 def test_values_are_held_to_kafkas_bounds(name: str, fine: list[str], wrong: list[str]) -> None:

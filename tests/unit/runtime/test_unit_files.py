@@ -85,6 +85,8 @@ def test_the_tabler_writes_to_the_locations_of_tables_alone_and_exists_only_wher
     assert "PrivateNetwork=yes" in sections(SYSTEMD / "millrace-tabler.service")["[Service]"] and "PrivateNetwork" not in tabler
     catalog = box._replace(settings=box.settings | {"tables.properties.file": "/srv/state/tables.properties"})
     assert "PrivateNetwork=no\n" in plan(catalog)["millrace-tabler.service.d/20-settings.conf"] and settings_mark(catalog) != settings_mark(box)
+    stored = plan(make_box(settings={"tables.locations": "s3://logs/tables"}))["millrace-tabler.service.d/20-settings.conf"]
+    assert "PrivateNetwork=no\n" in stored and "ReadWritePaths=-/srv/state/tables\n" in stored
     assert "millrace-tabler.service.d/20-settings.conf" not in plan(make_box()) and settings_mark(box) != settings_mark(make_box())
 
 

@@ -303,6 +303,7 @@ def test_small_files_are_merged_and_removed_when_readers_are_done(tmp_path: Path
     assert len(table.files()) == 1 and len(table.data()) == 5, "a reader of the snapshot before finds its files"
     assert table.offsets() == list(range(13)) and table.offset() == 13
     (merged,) = table.files()
+    assert pq.ParquetFile(table.directory / "data" / merged).num_row_groups == 1
     assert pq.read_table(table.directory / "data" / merged).select(("value", "headers")).slice(12).to_pylist() == [{"value": b"12", "headers": None}]
     kept, unmerged = len(table.open().metadata.snapshots), table.data() - table.files()
     monkeypatch.setattr(iceberg_upkeep, "KEPT", timedelta())
