@@ -86,7 +86,9 @@ def query(box: RunningBox, sql: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in millrace(box, "query", sql, "--json").splitlines()]
 
 
-def rows(table: Path) -> list[dict[str, Any]]:
+def rows(table: Path, box: RunningBox | None = None) -> list[dict[str, Any]]:
+    if box and (metadata := (shown(box, table.name).get("metadata") or [""])[0]):
+        return list(StaticTable.from_metadata(metadata).scan().to_arrow().to_pylist())
     return DeltaTable(table).to_pyarrow_table().to_pylist() if has_commit(str(table)) else []
 
 
@@ -98,7 +100,7 @@ def shown(box: RunningBox, topic: str) -> dict[str, Any]:
 
 def await_table(box: RunningBox, table: Path, stored: Stored) -> list[dict[str, Any]]:
     """Wait until the table has as many rows as was acknowledged, and compare them."""
-    found = eventually(lambda: (read := rows(table)) and len(read) >= len(stored) and read, f"{table.name} has {len(stored)} rows", SECONDS)
+    found = eventually(lambda: (read := rows(table, box)) and len(read) >= len(stored) and read, f"{table.name} has {len(stored)} rows", SECONDS)
     values = sorted((row["partition"], row["offset"], row["value"]) for row in found)
     assert values == sorted((*place, value) for place, value in stored.items())
     return found
@@ -134,18 +136,13 @@ def test_a_table_has_each_record_that_was_acknowledged_once_whatever_is_killed(b
 
 
 def test_an_iceberg_table_has_each_record_once_whatever_is_killed(box: RunningBox, location: Path) -> None:
-    def found() -> list[dict[str, Any]]:
-        metadata = (shown(box, "frozen").get("metadata") or [""])[0]
-        return StaticTable.from_metadata(metadata).scan().to_arrow().to_pylist() if metadata else []
-
     stored: Stored = {}
     create(box, "frozen", location, form="iceberg")
     for turn, end in enumerate(("", "commit", "abort", "")):
         produce(box, "frozen", [b"%d %d" % (turn, number) for number in range(100)], stored, end)
         if turn:
             box.await_restart("tabler", box.kill("tabler"), SECONDS)
-    rows = eventually(lambda: len(read := found()) >= len(stored) and read, "all records are in the table", SECONDS)
-    assert sorted((row["partition"], row["offset"], row["value"]) for row in rows) == sorted((*place, value) for place, value in stored.items())
+    await_table(box, location / "frozen", stored)
     eventually(lambda: shown(box, "frozen").get("lag") == 0, "the lag is gone", SECONDS)
     assert query(box, 'select "partition", count(*) as n from frozen group by 1 order by 1') == [{"partition": 0, "n": 150}, {"partition": 1, "n": 150}]
     assert shown(box, "frozen")["problem"] == ""
@@ -213,11 +210,15 @@ def test_without_a_table_the_process_gives_its_memory_back(box: RunningBox, loca
 
 
 @pytest.mark.deep
-def test_whichever_box_leads_writes_and_no_record_is_twice_or_missing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["delta", "iceberg"])
+def test_whichever_box_leads_writes_and_no_record_is_twice_or_missing(tmp_path: Path, form: str) -> None:
     """Two boxes with one location; each is killed in turn while records come in, and the other one's tabler goes on."""
     (tmp_path / "srv").mkdir()
     zookeeper = RealZooKeeper(tmp_path / "zookeeper")
-    settings = {"tables.locations": str(tmp_path / "srv"), "min.insync.replicas": 1}
+    properties = tmp_path / "tables.properties"
+    properties.write_text(f"uri=sqlite:///{tmp_path}/catalog.db\n")
+    properties.chmod(0o600)
+    settings = {"tables.locations": str(tmp_path / "srv"), "min.insync.replicas": 1, "tables.properties.file": str(properties)}
 
     def start(broker_id: int) -> RunningBox:
         return start_box(tmp_path / f"b{broker_id}", disks=1, broker_id=broker_id, zookeeper=zookeeper.connect, settings=settings)
@@ -227,7 +228,7 @@ def test_whichever_box_leads_writes_and_no_record_is_twice_or_missing(tmp_path: 
     stored: Stored = {}
     try:
         admin = AdminClient({"bootstrap.servers": servers})
-        config = {"millrace.table.format": "delta", "millrace.table.location": str(tmp_path / "srv"), "millrace.table.interval.ms": "1000"}
+        config = {"millrace.table.format": form, "millrace.table.location": str(tmp_path / "srv"), "millrace.table.interval.ms": "1000"}
         admin.create_topics([NewTopic("shared", 4, replica_assignment=[[1, 2], [2, 1], [1, 2], [2, 1]], config=config)])["shared"].result(30)
 
         def on_delivery(error: Any, message: Message) -> None:
