@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from appliance.base.model import TopicPartition
 from appliance.pipeline.cluster_access import ClusterAccess
-from appliance.pipeline.offset_limits import resolve
+from appliance.pipeline.offset_limits import EveryPartition, resolve
 from appliance.pipeline.offset_range import OffsetRange, split_ranges
 from appliance.pipeline.problems import CorruptRange, DataLoss, OffsetsLost, SourceProblem
 from appliance.pipeline.record_reader import read_range
@@ -85,6 +85,8 @@ class MillraceBatchReader(DataSourceReader):
                 if self._options.fail_on_data_loss:
                     raise SourceProblem(f"{words}; set the option 'failOnDataLoss' to 'false' to read what is there")
                 log.warning("%s", words)
+        if end < start <= latest and not isinstance(self._options.starting, EveryPartition):
+            raise SourceProblem(f"the query starts at offset {start} of {partition} and ends before it, at offset {end}; exchange its two limits")
         if start < earliest and start < end:
             loss = DataLoss(*partition, start, min(earliest, end), f"the log begins at offset {earliest}")
             if self._options.fail_on_data_loss:

@@ -3,11 +3,12 @@
 Offsets are documents in the connector's form (`offset_limits`), so checkpoints read the same. Owned by one Python process of
 Spark's driver while the query runs; it keeps one connection, so a micro-batch costs two requests. A pickled copy reads ranges
 in tasks. Weak spot: `minOffsetsPerTrigger` and `maxTriggerDelay` count from the start of this process, not from the last batch
-before a restart.
+before a restart, and a topic that was made anew while no query ran is noticed by its offsets alone.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,11 +22,12 @@ from appliance.base.model import TopicPartition
 from appliance.pipeline.batch_reader import read_partition, tasks_for, warn_of_loss
 from appliance.pipeline.offset_limits import OffsetDocument, offsets_from_document, offsets_to_document, resolve
 from appliance.pipeline.offset_range import OffsetRange
-from appliance.pipeline.problems import DataLoss, OffsetsLost
+from appliance.pipeline.problems import DataLoss, OffsetsLost, SourceProblem
 from appliance.pipeline.source_options import SourceOptions
 from appliance.pipeline.topic_offsets import TopicOffsets
 
 Offsets = dict[TopicPartition, int]
+log = logging.getLogger(__name__)
 
 
 class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -41,6 +43,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offsets | None = None
         self._latest: Offsets = {}
         self._cluster: TopicOffsets | None = None
+        self._topic_ids: dict[str, bytes] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cluster": None}
@@ -115,7 +118,19 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._on_loss(DataLoss(*partition, 0, earliest, f"the partition is new to the query, and its log begins at offset {earliest}"))
         known = added | begin
         ranges = [OffsetRange(*partition, known[partition], offset) for partition, offset in sorted(until.items())]
-        return [*tasks_for(ranges, cluster.access_for(each.topic for each in until), self._options)]
+        access = cluster.access_for(each.topic for each in until)
+        self._check_topic_ids(dict(access.topic_ids))
+        return [*tasks_for(ranges, access, self._options)]
+
+    def _check_topic_ids(self, found: Mapping[str, bytes]) -> None:
+        """Compare the topics with those of the micro-batch before: offsets of one that was made anew mean other records."""
+        for topic in sorted(found):
+            if self._topic_ids.get(topic, found[topic]) != found[topic]:
+                words = f"topic {topic} was deleted and made anew while the query ran: its offsets mean other records now"
+                if self._options.fail_on_data_loss:
+                    raise SourceProblem(f"{words}; begin again with a new checkpoint, or set the option 'failOnDataLoss' to 'false'")
+                log.warning("%s", words)
+        self._topic_ids |= found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task."""

@@ -17,6 +17,7 @@ class PretendedCluster(TopicOffsets):
     def __init__(self, logs: Mapping[TopicPartition, tuple[int, int]], times: Mapping[int, int] | None = None) -> None:
         self.logs = dict(logs)
         self.times = dict(times or {})
+        self.topic_id = bytes(16)
         self.is_closed = False
 
     def close(self) -> None:
@@ -38,4 +39,4 @@ class PretendedCluster(TopicOffsets):
         return {each: self.times.get(time) for each, time in timestamps.items()}
 
     def access_for(self, topics: Iterable[str]) -> ClusterAccess:
-        return ClusterAccess((Address("pretended", 1),), cluster_id="c", topic_ids=tuple((topic, bytes(16)) for topic in sorted(set(topics))))
+        return ClusterAccess((Address("pretended", 1),), cluster_id="c", topic_ids=tuple((topic, self.topic_id) for topic in sorted(set(topics))))

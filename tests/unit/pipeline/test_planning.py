@@ -84,6 +84,16 @@ def test_offsets_beyond_the_end_are_an_error_at_once_unless_loss_is_borne() -> N
     assert ranges_of(cluster, endingOffsets='{"a":{"0":11}}', failOnDataLoss="false") == [("a-0", 5, 10)]
 
 
+def test_a_batch_that_ends_before_it_starts_is_an_error() -> None:
+    cluster = PretendedCluster({A0: (5, 10)}, times={1000: 6, 2000: 8})
+    with pytest.raises(SourceProblem, match="starts at offset 8 of a-0 and ends before it, at offset 7"):
+        ranges_of(cluster, startingOffsets='{"a":{"0":8}}', endingOffsets='{"a":{"0":7}}', failOnDataLoss="false")
+    with pytest.raises(SourceProblem, match="starts at offset 8 of a-0 and ends before it, at offset 6"):
+        ranges_of(cluster, startingTimestamp="2000", endingTimestamp="1000")
+    assert ranges_of(cluster, endingOffsets='{"a":{"0":4}}') == [], "retention was faster"
+    assert ranges_of(cluster, startingOffsets='{"a":{"0":7}}', endingOffsets='{"a":{"0":7}}') == []
+
+
 def test_offsets_that_are_deleted_already_are_named() -> None:
     cluster = PretendedCluster({A0: (5, 10)})
     with pytest.raises(OffsetsLost, match="offsets 2 to 4 of a-0 cannot be read any more: the log begins at offset 5"):
@@ -197,6 +207,17 @@ def test_a_log_that_became_shorter_is_a_loss() -> None:
     tolerant = stream_of(cluster, failOnDataLoss="false")
     assert tolerant.latestOffset({"a": {"0": 9}}, ReadAllAvailable()) == {"a": {"0": 4}}
     assert tasks_of(tolerant, {"a": {"0": 9}}, {"a": {"0": 4}}) == []
+
+
+def test_a_topic_that_was_made_anew_between_two_micro_batches_is_an_error_unless_loss_is_borne() -> None:
+    cluster = PretendedCluster({A0: (0, 10)})
+    streams = [stream_of(cluster), stream_of(cluster, failOnDataLoss="false")]
+    for stream in streams:
+        assert tasks_of(stream, {"a": {"0": 0}}, {"a": {"0": 4}}) == [("a-0", 0, 4)]
+    cluster.topic_id = bytes(15) + b"1"
+    with pytest.raises(SourceProblem, match="topic a was deleted and made anew while the query ran"):
+        streams[0].partitions({"a": {"0": 4}}, {"a": {"0": 10}})
+    assert tasks_of(streams[1], {"a": {"0": 4}}, {"a": {"0": 10}}) == [("a-0", 4, 10)]
 
 
 def test_a_stream_reader_goes_into_tasks_without_its_connection() -> None:
