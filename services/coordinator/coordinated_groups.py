@@ -6,6 +6,7 @@ Owned by the coordinator process. Weak spot: when the topic is made anew with an
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -17,11 +18,10 @@ from appliance.base.settings import Box
 from appliance.cluster.group_configs import group_number
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.state_log import OFFSETS_TOPIC, ProducerIdentity, partition_of
-from appliance.ipc.request_frames import COMMIT_LEGACY_OFFSETS, FETCH_LEGACY_OFFSETS, KAFKA_REQUEST, pack_kafka_request
+from appliance.ipc.request_frames import COMMIT_LEGACY_OFFSETS, FETCH_LEGACY_OFFSETS, KAFKA_REQUEST, KafkaRequest, pack_kafka_request
 from appliance.ipc.request_link import ControllerLink
 from appliance.protocol import topic_apis
 from appliance.protocol.apis import ApiKey
-from appliance.security.principals import OF_BOX
 from appliance.shm.counters import Counters
 from services.coordinator.groups.group_coordinator import GroupCoordinator
 from services.coordinator.groups.ports import GroupSettings, InternalTopic, KnownTopic, LegacyCommitted, LegacyFetched, NameBound, StreamsOptions
@@ -127,7 +127,7 @@ class CoordinatedGroups:
     def create_internal(self, group_id: str, member_id: str, missing: Sequence[InternalTopic]) -> str:
         denied = self._rights.not_created(group_id, member_id, [topic.name for topic in missing]) if self._rights is not None else []
         allowed = [topic for topic in missing if topic.name not in denied]
-        refused = self.creations.create(allowed, self._now_ms()) if allowed and self.creations is not None else ""
+        refused = self.creations.create(allowed, self._now_ms(), (group_id, member_id)) if allowed and self.creations is not None else ""
         return "; ".join(filter(None, [f"Unauthorized to CREATE on topics {', '.join(denied)}." if denied else "", refused]))
 
     def visible(self, group_id: str, member_id: str, names: frozenset[str]) -> frozenset[str] | None:
@@ -231,10 +231,13 @@ class LegacyOffsetRequests:
 CREATION_MS: Final = 10_000
 CREATED_AT_ONCE_MAX: Final = 10_000
 CREATE_TOPICS_VERSION: Final = 7
+ASKERS_MAX: Final = 20_000
+Member = tuple[str, str]
+"""Group and member id."""
 
 
 class TopicCreations:
-    """CreateTopics requests in the name of the box: the coordinator has looked at the member's rights. Every heartbeat of a group asks for what is missing,
+    """CreateTopics requests in the name of members, whose quotas count; their rights were checked. Every heartbeat of a group asks for what is missing,
     so a topic that is under way is not asked for again, and neither is one that was refused within `CREATION_MS`, whose error members get."""
 
     def __init__(self, controller: ControllerLink) -> None:
@@ -242,19 +245,28 @@ class TopicCreations:
         self._under_way: dict[str, int] = {}
         """Topic → until when it is waited for."""
         self._refused: dict[str, tuple[int, str]] = {}
+        self._askers: OrderedDict[Member, KafkaRequest] = OrderedDict()
 
-    def create(self, topics: Iterable[InternalTopic], now_ms: int) -> str:
+    def on_heartbeat(self, member: Member, asked: KafkaRequest) -> None:
+        """Remember which client a member is."""
+        self._askers[member] = asked._replace(body=b"")
+        self._askers.move_to_end(member)
+        if len(self._askers) > ASKERS_MAX:
+            self._askers.popitem(last=False)
+
+    def create(self, topics: Iterable[InternalTopic], now_ms: int, member: Member) -> str:
         """Begin to create topics; return what refused them of late, or ""."""
         self._under_way = {name: until_ms for name, until_ms in self._under_way.items() if until_ms > now_ms}
         self._refused = {name: refused for name, refused in self._refused.items() if refused[0] > now_ms}
         texts = [f"{topic.name}: {self._refused[topic.name][1]}" for topic in topics if topic.name in self._refused]
         due = [topic for topic in topics if topic.name not in self._under_way and topic.name not in self._refused]
-        if due and len(self._under_way) + len(due) <= CREATED_AT_ONCE_MAX:
+        asker = self._askers.get(member)
+        if due and asker is not None and len(self._under_way) + len(due) <= CREATED_AT_ONCE_MAX:
             self._under_way.update({topic.name: now_ms + CREATION_MS for topic in due})
-            self._ask(due, now_ms)
+            self._ask(due, now_ms, asker)
         return f"Creation failed: {', '.join(texts)}" if texts else ""
 
-    def _ask(self, due: Sequence[InternalTopic], now_ms: int) -> None:
+    def _ask(self, due: Sequence[InternalTopic], now_ms: int, asker: KafkaRequest) -> None:
         wanted = tuple(
             topic_apis.CreatableTopic(
                 topic.name, topic.partitions, topic.replication_factor or -1, (), tuple(topic_apis.TopicConfig(*config) for config in topic.configs)
@@ -271,7 +283,7 @@ class TopicCreations:
                     text = result.error_message or known_error(result.error_code).name
                     self._refused[result.name] = now_ms + CREATION_MS, text
 
-        request = pack_kafka_request(ApiKey.CREATE_TOPICS, CREATE_TOPICS_VERSION, "", "", body, OF_BOX.pack())
+        request = pack_kafka_request(ApiKey.CREATE_TOPICS, CREATE_TOPICS_VERSION, asker.client_id, asker.client_host, body, asker.origin.pack())
         self._controller.request(KAFKA_REQUEST, request, CREATION_MS, on_answer)
 
 

@@ -178,6 +178,8 @@ class CoordinatorRequests:
         identity = ClientIdentity(asked.client_id, f"/{asked.client_host}")
         if self._rights is not None and asked.api_key in _HEARTBEATS:
             self._rights.on_heartbeat(request.group_id, request.member_id, asked.origin, asked.client_host)
+        if asked.api_key == ApiKey.STREAMS_GROUP_HEARTBEAT and self._groups.creations is not None:
+            self._groups.creations.on_heartbeat((request.group_id, request.member_id), asked)
         if self.shares is not None and asked.api_key == ApiKey.SHARE_FETCH:
             asker = self.shares.asker(self._rights.of(asked.origin, asked.client_host) if self._rights is not None else None, lambda: client.is_open)
             self.shares.share_fetch(request, asked.api_version, identity, self._now_ms(), reply, asker)

@@ -7,11 +7,10 @@ does not change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from appliance.base.errors import ErrorCode
-from appliance.base.model import TopicPartition
 from appliance.cluster.state_log import StateRecord
 from appliance.runtime.timers import Timers
 from services.coordinator.groups.consumer_assignors import ASSIGNORS, UNIFORM, Subscriber
@@ -22,7 +21,7 @@ from services.coordinator.groups.consumer_records import all_tombstones, changed
 from services.coordinator.groups.consumer_topic_regex import TopicRegexes
 from services.coordinator.groups.consumer_turns import ConsumerTurns, Farewell
 from services.coordinator.groups.group_log import GroupLog
-from services.coordinator.groups.group_membership import ExpiryRule, GroupType
+from services.coordinator.groups.group_membership import CommitTopic, ExpiryRule, GroupType
 from services.coordinator.groups.group_records import SubscribedTopic
 from services.coordinator.groups.member import CONSUMER_PROTOCOL_TYPE
 from services.coordinator.groups.ports import GroupSettings, NameBound, OnRefused, Topics
@@ -100,7 +99,7 @@ class ConsumerMembership:
         generation_id: int,
         is_transactional: bool,
         version: int,
-        places: Collection[TopicPartition] = (),
+        topics: Sequence[CommitTopic] = (),
     ) -> ErrorCode:
         if generation_id < 0 and not self.group.members:
             return ErrorCode.NONE  # an admin client, or a consumer that assigns itself

@@ -6,12 +6,11 @@ serves classic groups; those of KIP-848 and KIP-1071 have the same methods. Owns
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
 from appliance.base.errors import ErrorCode
-from appliance.base.model import TopicPartition
 from appliance.cluster.state_log import LoadedRecord, StateRecord
 from services.coordinator.groups.group import Group, GroupState
 from services.coordinator.groups.group_records import group_tombstone
@@ -33,6 +32,20 @@ class ExpiryRule(NamedTuple):
     """None: each since its own commit."""
     spared_topics: frozenset[str] = frozenset()
     """Offsets of topics that members read stay."""
+
+
+class CommitPartition(Protocol):
+    @property
+    def partition(self) -> int: ...
+    @property
+    def metadata(self) -> str | None: ...
+
+
+class CommitTopic(Protocol):
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partitions(self) -> tuple[CommitPartition, ...]: ...
 
 
 class GroupMembership(Protocol):
@@ -64,9 +77,9 @@ class GroupMembership(Protocol):
         generation_id: int,
         is_transactional: bool,
         version: int,
-        places: Collection[TopicPartition] = (),
+        topics: Sequence[CommitTopic] = (),
     ) -> ErrorCode:
-        """Why this sender may not commit offsets of `places` by a request of this version, or NONE; `generation_id` is a member epoch in KIP-848."""
+        """Why this sender may not commit offsets of `topics` by a request of this version, or NONE; `generation_id` is a member epoch in KIP-848."""
 
     def fetch_problem(self, member_id: str | None, member_epoch: int) -> ErrorCode:
         """Why this sender may not read offsets, or NONE."""
@@ -144,7 +157,7 @@ class ClassicMembership:
         generation_id: int,
         is_transactional: bool,
         version: int,
-        places: Collection[TopicPartition] = (),
+        topics: Sequence[CommitTopic] = (),
     ) -> ErrorCode:
         group = self.group
         if generation_id < 0 and group.state is GroupState.EMPTY:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
@@ -32,6 +32,7 @@ from appliance.protocol.topic_partitions import PartitionResult, TopicResult
 from appliance.protocol.transaction_apis import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 from services.coordinator.groups.group_directory import GroupDirectory, HostedGroup
 from services.coordinator.groups.group_log import GroupLog, Replies, commit_error, transactional_commit_error
+from services.coordinator.groups.group_membership import CommitTopic
 from services.coordinator.groups.group_records import NO_EXPIRY, OffsetCommitValue, offset_record
 from services.coordinator.groups.ports import GroupSettings, LegacyOffsets, Topics
 from services.coordinator.groups.rebalances import Rebalances
@@ -42,20 +43,6 @@ Offsets = dict[TopicPartition, OffsetCommitValue]
 
 LEGACY_VERSION: Final = 0
 LOAD_IN_PROGRESS_SINCE: Final = 2
-
-
-class CommitPartition(Protocol):
-    @property
-    def partition(self) -> int: ...
-    @property
-    def metadata(self) -> str | None: ...
-
-
-class CommitTopic(Protocol):
-    @property
-    def topic(self) -> str: ...
-    @property
-    def partitions(self) -> tuple[CommitPartition, ...]: ...
 
 
 class OffsetCommits:
@@ -108,7 +95,7 @@ class OffsetCommits:
             if request.generation_id >= 0:
                 return None, ErrorCode.ILLEGAL_GENERATION
             hosted = self._directory.host(request.group_id, now_ms)
-        problem = hosted.membership.commit_problem(request.member_id, request.group_instance_id, request.generation_id, False, version, _places(request.topics))
+        problem = hosted.membership.commit_problem(request.member_id, request.group_instance_id, request.generation_id, False, version, request.topics)
         group = hosted.classic
         member = group.members.get(request.member_id) if group is not None else None
         if problem is ErrorCode.NONE and group is not None and member is not None:
@@ -190,7 +177,7 @@ class OffsetCommits:
         if error is not ErrorCode.NONE:
             return error
         membership = self._directory.host(request.group_id, now_ms).membership
-        return membership.commit_problem(request.member_id, request.group_instance_id, request.generation_id, True, version, _places(request.topics))
+        return membership.commit_problem(request.member_id, request.group_instance_id, request.generation_id, True, version, request.topics)
 
     # ---- what both have
 
@@ -221,10 +208,6 @@ class OffsetCommits:
 def java_length(text: str) -> int:
     """`String.length()`: UTF-16 code units, which Kafka counts although the setting says bytes."""
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
-
-
-def _places(topics: Iterable[CommitTopic]) -> list[TopicPartition]:
-    return [TopicPartition(topic.topic, each.partition) for topic in topics for each in topic.partitions]
 
 
 def _records(hosted: HostedGroup, offsets: Offsets) -> list[StateRecord]:

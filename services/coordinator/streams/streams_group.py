@@ -26,6 +26,7 @@ class StreamsGroup:
         "_holders",
         "_shares",
         "assigned_ms",
+        "checked_generation",
         "configured",
         "group_epoch",
         "members",
@@ -50,6 +51,8 @@ class StreamsGroup:
         """With which the target was made."""
         self.assigned_ms = 0
         self.configured: Configured | None = None
+        self.checked_generation: int | None = None
+        """Which generation of all topics `configured` was made for."""
         self._holders: dict[Task, dict[tuple[str, TaskRole], str]] | None = None
         self._shares = False
 

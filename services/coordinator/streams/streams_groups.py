@@ -149,8 +149,9 @@ class StreamsGroups:
             text = f"Streams group {group_id} not found." if hosted is None else f"Group {group_id} is not a streams group."
             return DescribedStreamsGroup(ErrorCode.GROUP_ID_NOT_FOUND, text, group_id, GroupState.DEAD.value)
         group = hosted.membership.group
+        names = sum(len(each.subtopology_id) for each in group.topology.subtopologies) if group.topology is not None else 0
         size = GROUP_BYTES + (4 * cost_of(group.topology) if group.topology is not None else 0)
-        if not budget.take(size + sum(_size_of_member(group, member) for member in group.members.values())):
+        if not budget.take(size + sum(_size_of_member(group, member, names) for member in group.members.values())):
             return DescribedStreamsGroup(ErrorCode.INVALID_REQUEST, "The request describes too much at once; describe fewer groups.", group_id)
         return DescribedStreamsGroup(
             group_id=group_id,
@@ -162,9 +163,9 @@ class StreamsGroups:
         )
 
 
-def _size_of_member(group: StreamsGroup, member: StreamsMember) -> int:
+def _size_of_member(group: StreamsGroup, member: StreamsMember, names: int) -> int:
+    """`names`: characters of all subtopologies, which an assignment may have."""
     tasks = sum(map(len, (*member.current.assigned, *group.target_of(member.member_id))))
-    names = sum(len(each.subtopology_id) for each in group.topology.subtopologies) if group.topology is not None else 0
     texts = len(member.member_id) + len(member.wish.client.client_id) + len(member.wish.process_id)
     return MEMBER_BYTES + 4 * texts + 6 * names + TASK_BYTES * tasks
 

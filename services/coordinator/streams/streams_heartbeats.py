@@ -150,8 +150,6 @@ class StreamsHeartbeat:
             group.put(member._replace(wish=changed))
         if is_new or _assigns_otherwise(changed) != _assigns_otherwise(wish):
             group.group_epoch += 1
-        if request.shutdown_application:
-            self._news.ask_shutdown(member.member_id)
         if self._deadlines.has(Wait.SESSION, member.member_id):
             self._deadlines.renew_session(member._replace(wish=changed), now_ms)
 
@@ -222,6 +220,8 @@ class StreamsHeartbeat:
         if error is not ErrorCode.NONE or self._member is None:
             self.refuse(Refusal(error))
             return
+        if self._request.shutdown_application:
+            self._news.ask_shutdown(self._request.member_id)
         current, assigned = self._member.current, self._member.current.assigned
         response = StreamsGroupHeartbeatResponse(
             member_id=self._member.member_id, member_epoch=current.epoch, heartbeat_interval_ms=self._deadlines.heartbeat_interval_ms
@@ -251,14 +251,14 @@ class StreamsLeave:
             raise Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {request.member_id} is not a member of group {request.group_id}.")
         group.remove(request.member_id)
         group.group_epoch += 1
-        if request.shutdown_application:
-            self._news.ask_shutdown(request.member_id)
 
     def conclude(self, group: StreamsGroup, now_ms: int) -> None:
         """There is nothing to tell it."""
 
     def answer(self, error: ErrorCode, now_ms: int) -> None:
         if error is ErrorCode.NONE:
+            if self._request.shutdown_application:
+                self._news.ask_shutdown(self._request.member_id)
             self._replies.say(self._reply, StreamsGroupHeartbeatResponse(member_id=self._request.member_id, member_epoch=self._request.member_epoch))
         else:
             self.refuse(Refusal(error))

@@ -7,11 +7,10 @@ coordinator. Weak spot: changes of topics are noticed with the next request of a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from appliance.base.errors import ErrorCode
-from appliance.base.model import TopicPartition
 from appliance.cluster.state_log import StateRecord
 from appliance.protocol.streams_apis import EndpointToPartitions, GroupStatus, Status, StreamsGroupHeartbeatResponse, Topology
 from appliance.protocol.topic_partitions import TopicPartitions
@@ -20,7 +19,7 @@ from services.coordinator.groups.consumer_deadlines import ConsumerDeadlines
 from services.coordinator.groups.consumer_group import EMPTY
 from services.coordinator.groups.consumer_turns import ConsumerTurns
 from services.coordinator.groups.group_log import GroupLog
-from services.coordinator.groups.group_membership import ExpiryRule, GroupType
+from services.coordinator.groups.group_membership import CommitTopic, ExpiryRule, GroupType
 from services.coordinator.groups.ports import GroupSettings, NameBound, OnRefused, StreamsOptions, Topics
 from services.coordinator.streams.streams_group import StreamsGroup
 from services.coordinator.streams.streams_heartbeats import Look
@@ -33,8 +32,9 @@ STREAMS_TYPE: Final = "streams"
 MEMBER_EPOCHS_SINCE: Final = 9
 """In OffsetCommit."""
 LARGE: Final = 2_000
-"""Members and tasks together, from which a group gets a new target once in `ASSIGNMENT_INTERVAL_MS` only."""
-ASSIGNMENT_INTERVAL_MS: Final = 1_000
+"""Members, tasks and standbys together, from which a group gets a new target only after a while."""
+ASSIGNED_A_MS: Final = 5
+"""Of them; assigning them takes a twentieth of that time."""
 ENDPOINT_PARTITIONS_MAX: Final = 50_000
 """Of one answer."""
 
@@ -60,9 +60,6 @@ class StreamsMembership:
         self._on_refused = surroundings.on_refused
         self.turns = ConsumerTurns[StreamsGroup](group_id, partition, committed, surroundings.log, self)
         self.deadlines = ConsumerDeadlines(surroundings.timers, lambda: self._topics.streams_timing(group_id), self.turns.submit)
-        self._generation: int | None = None
-        """Of the topics, when they were looked at last."""
-        self._looked_for: Topology | None = None
         self._delay: Timer | None = None
         self._shutdown_by: str | None = None
         self._endpoint_epoch = 0
@@ -112,7 +109,7 @@ class StreamsMembership:
         generation_id: int,
         is_transactional: bool,
         version: int,
-        places: Collection[TopicPartition] = (),
+        topics: Sequence[CommitTopic] = (),
     ) -> ErrorCode:
         if generation_id < 0 and not self.group.members:
             return ErrorCode.NONE  # an admin client
@@ -124,18 +121,19 @@ class StreamsMembership:
         if not is_transactional and version < MEMBER_EPOCHS_SINCE:
             return ErrorCode.UNSUPPORTED_VERSION
         epoch = member.current.epoch
-        if generation_id == epoch or (generation_id < epoch and self._had_since(member, generation_id, places)):
+        if generation_id == epoch or (generation_id < epoch and self._had_since(member, generation_id, topics)):
             return ErrorCode.NONE
         return ErrorCode.STALE_MEMBER_EPOCH
 
-    def _had_since(self, member: StreamsMember, epoch: int, places: Collection[TopicPartition]) -> bool:
+    def _had_since(self, member: StreamsMember, epoch: int, topics: Sequence[CommitTopic]) -> bool:
         """Whether the member has had the tasks of these partitions since this epoch at least: a commit that a new epoch has overtaken counts."""
         topology = self.group.topology
-        if topology is None or epoch < 0 or not places:
+        if topology is None or epoch < 0 or not topics:
             return False
         subtopology_of = {name: each.subtopology_id for each in topology.subtopologies for name in read_topics(each)}
         since = member.current.since
-        return all(since.get((subtopology_of.get(place.topic, ""), place.partition), epoch + 1) <= epoch for place in places)
+        tasks = ((subtopology_of.get(topic.topic, ""), each.partition) for topic in topics for each in topic.partitions)
+        return all(since.get(task, epoch + 1) <= epoch for task in tasks)
 
     def fetch_problem(self, member_id: str | None, member_epoch: int) -> ErrorCode:
         if member_id is None and member_epoch < 0:
@@ -187,7 +185,8 @@ class StreamsMembership:
             return
         found = group.configured
         tasks = _tasks(found) if found is not None and found.is_ready else frozenset()
-        if len(tasks) + len(group.members) > LARGE and group.assigned_ms and 0 <= now_ms - group.assigned_ms < ASSIGNMENT_INTERVAL_MS:
+        weight = len(tasks) * (1 + options.standby_count) + len(group.members)
+        if weight > LARGE and group.assigned_ms and 0 <= now_ms - group.assigned_ms < weight // ASSIGNED_A_MS:
             return  # a later request of a member comes here again
         candidates = {member_id: Candidate(member.wish.process_id, group.target_of(member_id)) for member_id, member in group.members.items()}
         stateful = [task for task in tasks if found is not None and found.subtopologies[task[0]].subtopology.changelog_topics]
@@ -198,18 +197,16 @@ class StreamsMembership:
     def _look(self, group: StreamsGroup, topology: Topology) -> bool:
         """Look at the topics if they may have changed; return whether that changes what is assigned."""
         generation = self._topics.generation
-        if generation == self._generation and topology is self._looked_for and group.configured is not None:
+        if generation == group.checked_generation and group.configured is not None:
             return False
         found_hash = topics_hash(topology, self._topics.find)
-        if group.configured is None or topology is not self._looked_for or found_hash != group.topics_hash:
+        if group.configured is None or found_hash != group.topics_hash:
             group.configured = configured(topology, self._topics.find)
-            self._endpoints = None
-        self._generation, self._looked_for = generation, topology
-        if self.group.topology is topology:  # what is not in the log holds at once
-            self.group.configured = group.configured
         validated_epoch = topology.epoch if group.configured.is_ready else -1
         is_changed = (found_hash, validated_epoch) != (group.topics_hash, group.validated_epoch)
-        group.topics_hash, group.validated_epoch = found_hash, validated_epoch
+        group.topics_hash, group.validated_epoch, group.checked_generation = found_hash, validated_epoch, generation
+        if not is_changed and self.group.topology is topology:  # nothing is written, and the look is not to be repeated
+            self.group.configured, self.group.checked_generation = group.configured, generation
         return is_changed
 
     def _has_to_wait(self, group: StreamsGroup, options: StreamsOptions, now_ms: int) -> bool:
@@ -243,7 +240,8 @@ class StreamsMembership:
     # ---- `GroupNews`
 
     def ask_shutdown(self, member_id: str) -> None:
-        self._shutdown_by = self._shutdown_by or member_id
+        if self.group.members:
+            self._shutdown_by = self._shutdown_by or member_id
 
     def with_news(self, response: StreamsGroupHeartbeatResponse, member: StreamsMember, endpoint_epoch: int) -> StreamsGroupHeartbeatResponse:
         group, statuses = self.group, []

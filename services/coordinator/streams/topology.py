@@ -113,6 +113,9 @@ def topology_problem(topology: Topology) -> Refusal | None:
         return Refusal(invalid, f"Topic names {_shown(unusable)} are not valid topic names.")
     if used := sorted(names & STATE_TOPICS):
         return Refusal(invalid, f"Use of Kafka internal topics {_shown(used)} in a Kafka Streams topology is prohibited.")
+    own = sorted(info.name for each in topology.subtopologies for info in internal_topics(each) if info.name.startswith("__"))
+    if own:
+        return Refusal(invalid, f"Internal topics {_shown(own)} may not begin with __: the coordinator creates them.")
     for each in topology.subtopologies:
         text = _subtopology_problem(each)
         if text:
@@ -200,24 +203,35 @@ def _partition_counts(topology: Topology, external: Mapping[str, int]) -> dict[s
 
 
 def _decide_repartitions(topology: Topology, undecided: set[str], counts: dict[str, int]) -> None:
-    """Each as the largest topic that a subtopology reads that writes to it; those behind others follow them."""
-    readers_of: dict[str, list[Subtopology]] = {}
-    for each in topology.subtopologies:
-        for name in each.repartition_sink_topics:
-            readers_of.setdefault(name, []).append(each)
-    left = sorted(undecided)
-    while left:
-        waiting = []
-        for name in left:
-            upstream = {topic for each in readers_of.get(name, ()) for topic in read_topics(each)} - {name}
-            if upstream and all(topic in counts for topic in upstream):
-                counts[name] = max(counts[topic] for topic in upstream)
-            else:
-                waiting.append(name)
-        if len(waiting) == len(left):
-            text = f"Failed to compute number of partitions for the repartition topics {_shown(left)}: there may be loops, or topics that nothing writes to."
-            raise _Unusable(GroupStatus.INCORRECTLY_PARTITIONED_TOPICS, text)
-        left = waiting
+    """Each as the largest topic that a subtopology reads that writes to it, in the order in which they follow each other: one step for each name."""
+    reads = [dict.fromkeys(read_topics(each)) for each in topology.subtopologies]
+    writes = [[name for name in dict.fromkeys(each.repartition_sink_topics) if name in undecided] for each in topology.subtopologies]
+    waits = [sum(name in undecided for name in names) for names in reads]
+    """Of each subtopology: how many of the topics that it reads are not decided."""
+    writers_left: dict[str, int] = dict.fromkeys(undecided, 0)
+    readers_of: dict[str, list[int]] = {name: [] for name in undecided}
+    for index, names in enumerate(reads):
+        for name in writes[index]:
+            writers_left[name] += 1
+        for name in names:
+            if name in undecided:
+                readers_of[name].append(index)
+    ready = [index for index, count in enumerate(waits) if not count]
+    while ready:
+        index = ready.pop()
+        largest = max(counts[name] for name in reads[index])
+        for name in writes[index]:
+            counts[name] = max(counts.get(name, 0), largest)
+            writers_left[name] -= 1
+            if not writers_left[name]:
+                for reader in readers_of[name]:
+                    waits[reader] -= 1
+                    if not waits[reader]:
+                        ready.append(reader)
+    left = sorted(name for name in undecided if writers_left[name] or name not in counts)
+    if left:
+        text = f"Failed to compute number of partitions for the repartition topics {_shown(left)}: there may be loops, or topics that nothing writes to."
+        raise _Unusable(GroupStatus.INCORRECTLY_PARTITIONED_TOPICS, text)
 
 
 def _enforce_copartitioning(joined: list[str], repartitions: list[str], explicit: Mapping[str, int], counts: dict[str, int]) -> None:

@@ -9,8 +9,10 @@ from typing import Any, cast
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
 from appliance.cluster.metadata_image import MetadataImage, TopicImage
-from appliance.ipc.request_frames import KAFKA_REQUEST, unpack_kafka_request
+from appliance.ipc.request_frames import KAFKA_REQUEST, KafkaRequest, unpack_kafka_request
 from appliance.protocol import topic_apis
+from appliance.protocol.apis import ApiKey
+from appliance.security.principals import Principal, RequestOrigin
 from services.coordinator.coordinated_groups import CREATE_TOPICS_VERSION, CREATION_MS, CoordinatedGroups, TopicCreations
 from services.coordinator.groups.ports import InternalTopic
 
@@ -66,7 +68,7 @@ class Controller:
     def request(self, kind: int, payload: bytes, timeout_ms: int, on_response: Callable[[bytes | None], None]) -> None:
         assert (kind, timeout_ms) == (KAFKA_REQUEST, CREATION_MS)
         request = unpack_kafka_request(payload)
-        assert request.origin.is_privileged
+        assert (request.client_id, request.client_host, str(request.origin.principal)) == ("client", "10.0.0.9", "User:a")
         self.asked.append((topic_apis.CREATE_TOPICS_REQUEST.decode(request.body, 0, len(request.body), request.api_version), on_response))
 
     def answer(self, **codes: ErrorCode) -> None:
@@ -75,26 +77,32 @@ class Controller:
         on_response(topic_apis.encode_create_topics_body(CREATE_TOPICS_VERSION, results))
 
 
+MEMBER = ("group", "member")
+ASKED = KafkaRequest(ApiKey.STREAMS_GROUP_HEARTBEAT, 0, "client", "10.0.0.9", b"body", RequestOrigin(Principal("User", "a"), ""))
+
+
 def test_an_internal_topic_is_asked_for_once_and_what_refused_it_is_returned_for_a_while() -> None:
     controller = Controller()
     creations = TopicCreations(cast(Any, controller))
+    creations.on_heartbeat(MEMBER, ASKED)
     a, b = InternalTopic("a", 3, 0, (("cleanup.policy", "compact"),)), InternalTopic("b", 1, 2, ())
-    assert creations.create((a, b), 0) == "" and creations.create((a, b), 1) == ""
+    assert creations.create((a, b), 0, MEMBER) == "" and creations.create((a, b), 1, MEMBER) == ""
     ((request, _),) = controller.asked
     compact = topic_apis.TopicConfig("cleanup.policy", "compact")
     assert request.topics == (topic_apis.CreatableTopic("a", 3, -1, (), (compact,)), topic_apis.CreatableTopic("b", 1, 2))
     controller.answer(a=ErrorCode.TOPIC_ALREADY_EXISTS, b=ErrorCode.INVALID_REPLICATION_FACTOR)
-    assert creations.create((b,), 2) == "Creation failed: b: because of b" and not controller.asked
-    assert creations.create((b,), 2 + CREATION_MS) == ""
+    assert creations.create((b,), 2, MEMBER) == "Creation failed: b: because of b" and not controller.asked
+    assert creations.create((b,), 2 + CREATION_MS, MEMBER) == ""
     assert [topic.name for topic in controller.asked[0][0].topics] == ["b"]
 
 
 def test_a_controller_that_does_not_answer_is_asked_again() -> None:
     controller = Controller()
     creations = TopicCreations(cast(Any, controller))
+    creations.on_heartbeat(MEMBER, ASKED)
     topic = InternalTopic("a", 3, 0, ())
-    creations.create((topic,), 0)
+    creations.create((topic,), 0, MEMBER)
     controller.asked.pop()[1](None)
-    assert creations.create((topic,), CREATION_MS - 1) == "" and not controller.asked
-    creations.create((topic,), CREATION_MS)
+    assert creations.create((topic,), CREATION_MS - 1, MEMBER) == "" and not controller.asked
+    creations.create((topic,), CREATION_MS, MEMBER)
     assert len(controller.asked) == 1

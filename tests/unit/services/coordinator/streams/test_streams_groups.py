@@ -44,6 +44,8 @@ def two_threads(**options: Any) -> tuple[StreamsWorld, Thread, Thread]:
         ({"topology": Topology(0, (Subtopology("0", ("a b",)),))}, ErrorCode.STREAMS_INVALID_TOPOLOGY),
         ({"topology": Topology(0, (Subtopology("0", ("__consumer_offsets",)),))}, ErrorCode.STREAMS_INVALID_TOPOLOGY),
         ({"topology": Topology(0, (Subtopology("0", ("t",), changelog_topics=(TopicInfo("c", 4),)),))}, ErrorCode.STREAMS_INVALID_TOPOLOGY),
+        ({"topology": Topology(0, (Subtopology("0", ("t",), changelog_topics=(TopicInfo("__c"),)),))}, ErrorCode.STREAMS_INVALID_TOPOLOGY),
+        ({"topology": Topology(0, (Subtopology("0", (), (), (), ("r",), (TopicInfo("r"),)),))}, ErrorCode.STREAMS_INVALID_TOPOLOGY),
         ({"topology": Topology(0, tuple(Subtopology(str(number), ("t" * 200,)) for number in range(2_000)))}, ErrorCode.STREAMS_INVALID_TOPOLOGY),
         ({"process_id": "p" * 2_000}, ErrorCode.INVALID_REQUEST),
         ({"task_offsets": ()}, ErrorCode.INVALID_REQUEST),
@@ -124,6 +126,38 @@ def test_a_source_topic_that_grows_beyond_its_internal_topics_stops_the_group() 
     world.run(a, b)
     assert a.statuses() == [GroupStatus.INCORRECTLY_PARTITIONED_TOPICS]
     assert not a.holds and not b.holds
+
+
+def test_topics_that_grew_are_assigned_although_the_log_refused_it_at_first() -> None:
+    world = StreamsWorld().with_topics()
+    a = Thread(world, "a")
+    world.run(a)
+    for topic in ("syslog", COUNT.name, BY_HOST.name):
+        world.topics.set_count(topic, 5)
+    a.ask()
+    world.settle(ErrorCode.NOT_ENOUGH_REPLICAS)
+    a.look()
+    world.run(a)
+    assert len(a.holds.active) == 10
+
+
+def test_repartition_topics_follow_each_other_in_whatever_order_they_are_named() -> None:
+    """A thousand of them: each is decided once."""
+    world = StreamsWorld()
+    count = 1_000
+    chain = [Subtopology(f"{count - number:04}", (), (), (), (f"r{number + 1}",), (TopicInfo(f"r{number}"),)) for number in range(1, count)]
+    first = Subtopology("first", ("syslog",), repartition_sink_topics=("r1",))
+    last = Subtopology("last", (), (), (), (), (TopicInfo(f"r{count}"),))
+    assert world.told("a", topology=Topology(0, (*chain, first, last))).error_code == 0
+    assert {topic.partitions for topic in world.topics.asked.values()} == {4} and len(world.topics.asked) == count
+
+
+def test_a_refused_heartbeat_asks_for_no_shutdown() -> None:
+    world, a, _ = two_threads()
+    world.topics.options = StreamsOptions(1, 0)
+    told = world.beat("a", a.epoch, owned=a.holds, shutdown_application=True)
+    world.settle(ErrorCode.NOT_ENOUGH_REPLICAS)
+    assert told.only.error_code and world.told("b").status == ()
 
 
 def test_a_topic_of_another_name_changes_nothing() -> None:
