@@ -27,6 +27,7 @@ from appliance.ipc.frames import Frame
 from appliance.ipc.log_reader_proxy import LogReaderProxy, follow_disks
 from appliance.ipc.producer_id_leases import ProducerIdLeases
 from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.request_frames import KafkaRequest
 from appliance.ipc.request_link import ControllerLink
 from appliance.ipc.source import Source
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
@@ -84,7 +85,7 @@ class CoordinatorAgent:
         has_memory = HeapBound(box.integer("coordinator.heap.bytes"), self._clock.monotonic_ns).has_room
         legacy = LegacyOffsetRequests(self._controller)
         self._groups = CoordinatedGroups(box, self._offsets_topic, self._view, legacy, self._now_ms, counters, rights, has_memory)
-        self._groups.creations = TopicCreations(self._controller)
+        self._groups.creations = TopicCreations(self._controller, self._on_topics_created)
         self._peers = Peers(f"coordinator of broker {box.broker_id}", self._poller, self._clock, peer_context(box, context.log))
         state_topics = StateTopics(self._offsets_topic, self._share_topic)
         self._shares = CoordinatedShares(box, state_topics, self._view, self._readers, self._peers, self._now_ms, self._is_other_group, counters)
@@ -261,6 +262,10 @@ class CoordinatorAgent:
     def _on_transaction_ended(self, topic_partition: TopicPartition, producer_id: ProducerId, is_commit: bool) -> None:
         if topic_partition.topic == OFFSETS_TOPIC:
             self._groups.coordinator.complete_transaction(topic_partition.partition, producer_id, is_commit)
+
+    def _on_topics_created(self, asker: KafkaRequest, names: list[str]) -> None:
+        who = f"{asker.origin.principal} ({asker.client_host})"
+        self._context.log.info(f"created {len(names)} internal topics of a streams group for {who}: {', '.join(names[:10])}", peer=asker.client_host)
 
     def _on_detached(self, append: Offered) -> None:
         """Answer the waiting request: another process serves the disk. The slot is freed when the old process is gone (`_on_lost`)."""

@@ -240,11 +240,13 @@ class TopicCreations:
     """CreateTopics requests in the name of members, whose quotas count; their rights were checked. Every heartbeat of a group asks for what is missing,
     so a topic that is under way is not asked for again, and neither is one that was refused within `CREATION_MS`, whose error members get."""
 
-    def __init__(self, controller: ControllerLink) -> None:
+    def __init__(self, controller: ControllerLink, on_created: Callable[[KafkaRequest, list[str]], None] = lambda _asker, _names: None) -> None:
+        """`on_created` is called with the client and the names of what it has created."""
         self._controller = controller
-        self._under_way: dict[str, int] = {}
-        """Topic → until when it is waited for."""
-        self._refused: dict[str, tuple[int, str]] = {}
+        self._on_created = on_created
+        self._under_way: dict[InternalTopic, int] = {}
+        """Topic → until when it is waited for. One of the same name that another group needs otherwise is another one."""
+        self._refused: dict[InternalTopic, tuple[int, str]] = {}
         self._askers: OrderedDict[Member, KafkaRequest] = OrderedDict()
 
     def on_heartbeat(self, member: Member, asked: KafkaRequest) -> None:
@@ -256,13 +258,13 @@ class TopicCreations:
 
     def create(self, topics: Iterable[InternalTopic], now_ms: int, member: Member) -> str:
         """Begin to create topics; return what refused them of late, or ""."""
-        self._under_way = {name: until_ms for name, until_ms in self._under_way.items() if until_ms > now_ms}
-        self._refused = {name: refused for name, refused in self._refused.items() if refused[0] > now_ms}
-        texts = [f"{topic.name}: {self._refused[topic.name][1]}" for topic in topics if topic.name in self._refused]
-        due = [topic for topic in topics if topic.name not in self._under_way and topic.name not in self._refused]
+        self._under_way = {topic: until_ms for topic, until_ms in self._under_way.items() if until_ms > now_ms}
+        self._refused = {topic: refused for topic, refused in self._refused.items() if refused[0] > now_ms}
+        texts = [f"{topic.name}: {self._refused[topic][1]}" for topic in topics if topic in self._refused]
+        due = [topic for topic in topics if topic not in self._under_way and topic not in self._refused]
         asker = self._askers.get(member)
         if due and asker is not None and len(self._under_way) + len(due) <= CREATED_AT_ONCE_MAX:
-            self._under_way.update({topic.name: now_ms + CREATION_MS for topic in due})
+            self._under_way.update(dict.fromkeys(due, now_ms + CREATION_MS))
             self._ask(due, now_ms, asker)
         return f"Creation failed: {', '.join(texts)}" if texts else ""
 
@@ -274,14 +276,17 @@ class TopicCreations:
             for topic in due
         )
         body = topic_apis.CREATE_TOPICS_REQUEST.encode(CREATE_TOPICS_VERSION, topic_apis.CreateTopicsRequest(wanted, CREATION_MS))
+        by_name = {topic.name: topic for topic in due}
 
         def on_answer(payload: bytes | None) -> None:
             results = topic_apis.CREATE_TOPICS_RESPONSE.decode(payload, 0, len(payload), CREATE_TOPICS_VERSION).topics if payload else ()
             for result in results:
-                self._under_way.pop(result.name, None)
+                topic = by_name[result.name]
+                self._under_way.pop(topic, None)
                 if result.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
-                    text = result.error_message or known_error(result.error_code).name
-                    self._refused[result.name] = now_ms + CREATION_MS, text
+                    self._refused[topic] = now_ms + CREATION_MS, result.error_message or known_error(result.error_code).name
+            if created := [result.name for result in results if not result.error_code]:
+                self._on_created(asker, created)
 
         request = pack_kafka_request(ApiKey.CREATE_TOPICS, CREATE_TOPICS_VERSION, asker.client_id, asker.client_host, body, asker.origin.pack())
         self._controller.request(KAFKA_REQUEST, request, CREATION_MS, on_answer)

@@ -12,9 +12,12 @@ from appliance.cluster.metadata_image import MetadataImage, TopicImage
 from appliance.ipc.request_frames import KAFKA_REQUEST, KafkaRequest, unpack_kafka_request
 from appliance.protocol import topic_apis
 from appliance.protocol.apis import ApiKey
+from appliance.security.acl import CLUSTER_NAME, AclBinding, AclOperation, AclPermission, AclResource, PatternType
+from appliance.security.authorizer import Authorizer
 from appliance.security.principals import Principal, RequestOrigin
 from services.coordinator.coordinated_groups import CREATE_TOPICS_VERSION, CREATION_MS, CoordinatedGroups, TopicCreations
 from services.coordinator.groups.ports import InternalTopic
+from services.coordinator.member_rights import MemberRights
 
 
 class World:
@@ -83,7 +86,8 @@ ASKED = KafkaRequest(ApiKey.STREAMS_GROUP_HEARTBEAT, 0, "client", "10.0.0.9", b"
 
 def test_an_internal_topic_is_asked_for_once_and_what_refused_it_is_returned_for_a_while() -> None:
     controller = Controller()
-    creations = TopicCreations(cast(Any, controller))
+    created: list[list[str]] = []
+    creations = TopicCreations(cast(Any, controller), lambda asker, names: created.append([asker.client_id, *names]))
     creations.on_heartbeat(MEMBER, ASKED)
     a, b = InternalTopic("a", 3, 0, (("cleanup.policy", "compact"),)), InternalTopic("b", 1, 2, ())
     assert creations.create((a, b), 0, MEMBER) == "" and creations.create((a, b), 1, MEMBER) == ""
@@ -92,6 +96,10 @@ def test_an_internal_topic_is_asked_for_once_and_what_refused_it_is_returned_for
     assert request.topics == (topic_apis.CreatableTopic("a", 3, -1, (), (compact,)), topic_apis.CreatableTopic("b", 1, 2))
     controller.answer(a=ErrorCode.TOPIC_ALREADY_EXISTS, b=ErrorCode.INVALID_REPLICATION_FACTOR)
     assert creations.create((b,), 2, MEMBER) == "Creation failed: b: because of b" and not controller.asked
+    other = b._replace(replication_factor=1)
+    assert creations.create((other,), 2, MEMBER) == "", "what another group needs is another topic"
+    controller.answer(b=ErrorCode.NONE)
+    assert created == [["client", "b"]]
     assert creations.create((b,), 2 + CREATION_MS, MEMBER) == ""
     assert [topic.name for topic in controller.asked[0][0].topics] == ["b"]
 
@@ -106,3 +114,17 @@ def test_a_controller_that_does_not_answer_is_asked_again() -> None:
     assert creations.create((topic,), CREATION_MS - 1, MEMBER) == "" and not controller.asked
     creations.create((topic,), CREATION_MS, MEMBER)
     assert len(controller.asked) == 1
+
+
+def test_a_member_creates_topics_by_a_right_on_the_cluster_or_on_each_of_them() -> None:
+    def denied(*allowed: tuple[AclResource, str]) -> list[str]:
+        authorizer = Authorizer()
+        authorizer.replace([AclBinding(kind, name, PatternType.LITERAL, "User:a", "*", AclOperation.CREATE, AclPermission.ALLOW) for kind, name in allowed])
+        rights = MemberRights(cast(Any, SimpleNamespace(authorizer=authorizer)))
+        assert rights.not_created(*MEMBER, ["a", "b"]) == ["a", "b"], "its principal is not known"
+        rights.on_heartbeat(*MEMBER, ASKED.origin, "10.0.0.9")
+        return rights.not_created(*MEMBER, ["a", "b"])
+
+    assert denied() == ["a", "b"]
+    assert denied((AclResource.TOPIC, "a")) == ["b"]
+    assert denied((AclResource.CLUSTER, CLUSTER_NAME)) == []
