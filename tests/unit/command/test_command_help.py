@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from rich.text import Text
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from appliance import __version__
 from appliance.command import options
-from appliance.command.main import build_app
+from appliance.command.main import COMMANDS, GROUPS, NEED_ALL, build_app, build_parser
 
 
 @pytest.mark.parametrize("is_drawn", [True, False])
@@ -26,6 +27,22 @@ def test_a_default_in_brackets_is_shown_whether_help_is_drawn_or_not(is_drawn: b
 def test_a_list_of_commands_says_all_of_each(command: list[str]) -> None:
     result = CliRunner().invoke(build_app(), [*command, "--help"])
     assert result.exit_code == 0 and "Commands:" in result.output and "..." not in result.output.partition("Commands:")[2]
+
+
+@pytest.mark.slow
+def test_a_command_that_is_built_alone_has_the_same_help_and_the_same_options() -> None:
+    whole = build_parser()
+    assert list(whole.commands) == [*COMMANDS, *GROUPS]
+    for name in {*COMMANDS, *GROUPS} - NEED_ALL:
+        alone = build_parser(name)
+        assert list(alone.commands) == [name]
+        assert _said(alone.commands[name]) == _said(whole.commands[name]), name
+
+
+def _said(command: Any) -> list[object]:
+    """What a command and those below it say of themselves."""
+    said: list[object] = [command.name, command.help, command.short_help, [(each.opts, each.help) for each in command.params if hasattr(each, "help")]]
+    return said + [part for inner in getattr(command, "commands", {}).values() for part in _said(inner)]
 
 
 def test_the_version_is_shown() -> None:
