@@ -6,23 +6,24 @@ import pytest
 
 from tests.simulation.mutations import found_by
 
-FOUND_SOON = {
-    "truncation by high watermark": 300,
-    "no comparison of leader epochs": 300,
-    "acks=all before the in-sync set has it": 300,
-    "the in-sync set shrinks before it is written": 300,
-    "an election outside of the in-sync set": 300,
-    "an unclean box stays in sync": 300,
-    "an unclean box stays in sync with one that is away": 300,
-    "a coordinator answers from memory": 300,
+FOUND_BY = {
+    "truncation by high watermark": 55,
+    "no comparison of leader epochs": 0,
+    "acks=all before the in-sync set has it": 3,
+    "the in-sync set shrinks before it is written": 17,
+    "an election outside of the in-sync set": 0,
+    "an unclean box stays in sync": 26,
+    "an unclean box stays in sync with one that is away": 77,
+    "a coordinator answers from memory": 5,
 }
-"""Mutation → the seeds within which it is found."""
+"""Mutation → the first seed that found it when this was written; it is tried first."""
+FOUND_WITHIN = 300
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FOUND_SOON)
+@pytest.mark.parametrize("name", FOUND_BY)
 def test_a_rule_that_is_broken_is_found(name: str) -> None:
-    assert found_by(name, range(FOUND_SOON[name])) is not None
+    assert found_by(name, (FOUND_BY[name], *range(FOUND_WITHIN))) is not None
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ import pytest
 from tests.simulation.simulation import run
 
 BLOCK = 100
-BLOCKS = 3
-"""In a normal run; about two seconds each."""
+BLOCKS = 1
+"""In a normal run; about two seconds."""
 DEEP_BLOCKS = 400
 
 SEED = os.environ.get("MILLRACE_SEED", "")
