@@ -36,7 +36,7 @@ def _check(directory: Path, plan: CopyPlan, seed: int, kind: type[ThreeBoxes] = 
 
 
 def test_a_copy_in_transactions_has_every_record_once_whichever_box_dies(tmp_path: Path) -> None:
-    _check(tmp_path, CopyPlan("exactly-once", records=4_000, batch=100, deaths=3, pause_seconds=(0.5, 2.0), seconds=90), _seed())
+    _check(tmp_path, CopyPlan("exactly-once", records=2_000, batch=100, deaths=1, pause_seconds=(0.5, 2.0), seconds=90), _seed())
 
 
 @pytest.mark.deep

@@ -24,7 +24,7 @@ from appliance.records.builder import BatchBuilder
 from lab.committed_reads import read_committed
 from lab.running_box import RunningBox
 
-pytestmark = [pytest.mark.own_zookeeper, pytest.mark.system, pytest.mark.slow]
+pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 PARTITIONS_OF_ATTEMPT = ((0, 1, 0), (1,), (0, 1))
 """Where the batches of a micro-batch's first, second, third attempt go: every replay has other rows, and another number of them."""

@@ -28,7 +28,6 @@ from lab.running_box import RunningBox, eventually
 from tests.support.stored_batches import stored_batches
 
 pytestmark = [
-    pytest.mark.own_zookeeper,
     pytest.mark.system,
     pytest.mark.slow,
     # kafka-python reads its schemas in a way that Python 3.11 and 3.12 call deprecated.
