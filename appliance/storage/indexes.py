@@ -46,7 +46,7 @@ _BLOCK_BYTES = _BLOCK_ENTRIES * OFFSET_ENTRY.size
 
 
 class OffsetIndex:
-    """Reads an `.index` through the caller's descriptor, and keeps what it has read: it lives as long as a look-up. Raises OSError."""
+    """Reads an `.index` through the caller's descriptor, and keeps what it has read: it serves one look-up. Raises OSError."""
 
     def __init__(self, fd: int, base_offset: Offset) -> None:
         self._fd = fd
