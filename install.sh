@@ -27,6 +27,7 @@ usage() {
 ./install.sh test [--deep]     install what tests need, run all of them; --deep: the long campaigns too
 ./install.sh test --setup      install what tests need, run none of them
 ./install.sh packages DIR      build into DIR the wheels millrace and pyspark-millrace, each with a CycloneDX bill of materials, and the .deb
+sudo ./install.sh image DIR    build into DIR a container image of the .deb in it
 sudo ./install.sh              install on this machine: systemd units, user, settings in /etc/millrace (--check looks only; see below)
 ./install.sh --help            this
 
@@ -384,7 +385,7 @@ packages_of_system() {
         # shellcheck disable=SC2046  # words are meant
         has_commands $(tr , ' ' <<<"${row%%:*}") || packages+=" $(tr , ' ' <<<"${row#*:}")"
     done
-    [ -z "$1" ] || has_commands debootstrap || packages+=" debootstrap" # for the test of a bare machine
+    [ -z "$1" ] || has_commands debootstrap mmdebstrap || packages+=" debootstrap mmdebstrap" # for the tests of a bare machine and of the container image
     # Headers, for the modules that are compiled. Pythons that are not the system's bring their own.
     case $(readlink -f "${PYTHON:-$VENV/bin/python}") in
         /usr/bin/*) "${PYTHON:-$VENV/bin/python}" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || packages+=" python3-dev" ;;
@@ -585,6 +586,7 @@ main() {
         run) shift; run "$@" ;;
         pipeline) pipeline ;;
         packages) shift; make_packages "$@" ;;
+        image) shift; make_image "$@" ;;
         test) shift; run_tests "$@" ;;
         -h | --help | help) usage ;;
         *) bare_metal "$@" ;;
