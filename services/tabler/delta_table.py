@@ -179,8 +179,9 @@ class DeltaTopicTable(TopicTable):
         names = {path.rpartition("/")[2] for path in self._table.file_uris()} if files else set()
         if any(file.name in names for file in files):
             return  # it is in the table, in spite of the error
-        for file in files:
-            self.withdraw(file.name, self._directory)
+        if not self._is_remote or after != before:  # a store may apply later a commit of which no answer came: its files stay
+            for file in files:
+                self.withdraw(file.name, self._directory)
         if after != before:
             raise TableConflict(self.moved_words(before, after)) from error
         raise error

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import orjson
 import pyarrow as pa
+import pyarrow.fs as fs
 import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchNamespaceError, NoSuchTableError, TableAlreadyExistsError
@@ -75,6 +76,7 @@ from services.tabler.topic_table import (
     TableFile,
     TableTrouble,
     TopicTable,
+    object_store,
     trouble,
 )  # fmt: skip
 
@@ -184,8 +186,7 @@ class IcebergTopicTable(TopicTable):
             except (NoSuchTableError, NoSuchNamespaceError):
                 if expected_id:
                     raise TableTrouble(f"the catalog has no table {'.'.join(self._name)} any more ({self._directory}); register it again there") from None
-                if not self._is_remote:
-                    self._check_directory()
+                self._check_directory()
             except FileNotFoundError:
                 if expected_id or os.path.isdir(self._directory):
                     raise self.is_gone("iceberg") from None
@@ -195,12 +196,22 @@ class IcebergTopicTable(TopicTable):
 
     def _check_directory(self) -> None:
         try:
+            if self._is_remote:
+                self._check_store()
+                return
             self._remove_unfinished()
             self.check_directory()
         except TableTrouble as found:
             raise TableTrouble(
                 f"{found}. If it is the table of another box, or of this one with another state directory: all need one catalog, see tables.properties.file"
             ) from None
+
+    def _check_store(self) -> None:
+        """Raise TableTrouble if another catalog has a table there; what a kill of this box left is no table."""
+        store, where = object_store(self._properties), f"{self._directory}/{ICEBERG_METADATA}".partition("://")[2]
+        for found in store.get_file_info(fs.FileSelector(where, allow_not_found=True)):
+            if not found.base_name.startswith("00000-"):
+                raise TableTrouble(f"{self._directory} has metadata of an Iceberg table; move that away")
 
     def _remove_unfinished(self) -> None:
         """Remove the directory of metadata that a kill left before the catalog had the table."""

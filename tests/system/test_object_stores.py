@@ -146,6 +146,14 @@ def test_a_query_reads_it_with_the_properties_of_its_environment(table: StoredTa
     assert list(query.start('select count(*), max("offset") from t where "offset" > 3')[1]) == [[("6", "9")]]
 
 
+def test_a_box_that_knows_another_catalog_leaves_the_table_alone(tmp_path: Path, store: Store) -> None:
+    table = StoredTable(tmp_path, store, "iceberg")
+    table.run()
+    table.properties["uri"] += ".other"
+    with pytest.raises(TableTrouble, match="all need one catalog"):
+        table.run()
+
+
 def test_a_deleted_target_is_said_and_files_are_merged(table: StoredTable, store: Store) -> None:
     table.expected_id = table.run(compaction_commits=4).table_id
     merged = 0
