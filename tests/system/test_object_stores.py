@@ -16,8 +16,10 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from appliance.pipeline.object_stores import for_pyiceberg
 from appliance.pipeline.table_query import TableQuery
+from lab.running_box import eventually, start_box
 from services.tabler.table_run import TableJob
 from services.tabler.topic_table import TableConflict, TableTrouble, object_store
+from tests.system.test_tables import SECONDS, Stored, create, produce, shown
 from tests.unit.pipeline.made_batches import made
 from tests.unit.services.tabler.test_table_run import Killed, OneTable
 
@@ -166,3 +168,32 @@ def test_a_deleted_target_is_said_and_files_are_merged(table: StoredTable, store
     with pytest.raises(TableTrouble, match="is gone; bring it back"):
         table.run()
     assert table.data() == set()
+
+
+def test_a_box_says_an_outage_goes_on_by_itself_and_loses_nothing(tmp_path: Path, store: Store) -> None:
+    properties = tmp_path / "tables.properties"
+    properties.write_text("".join(f"{name}={value}\n" for name, value in store.properties.items()))
+    properties.chmod(0o600)
+    settings = {"tables.locations": "s3://bucket/boxes", "tables.properties.file": str(properties), "num.partitions": 2}
+    box = start_box(tmp_path / "box", disks=1, settings=settings)
+    stored: Stored = {}
+    try:
+        for form in ("delta", "iceberg"):
+            create(box, form, "s3://bucket/boxes", form=form)
+            produce(box, form, [b"%d" % number for number in range(100)], stored if form == "delta" else {})
+            eventually(lambda form=form: shown(box, form).get("records") == 100, "its records are in the table", SECONDS)
+        store.flag.touch()
+        for form in ("delta", "iceberg"):
+            produce(box, form, [b"more"] * 10, stored if form == "delta" else {})
+            eventually(lambda form=form: "s3://bucket/boxes" in shown(box, form).get("problem", ""), "the outage is said", SECONDS)
+            assert shown(box, form)["failing"] == 1 and shown(box, form)["lag"] == 10
+        box.await_restart("tabler", box.kill("tabler"), SECONDS)
+        store.flag.unlink()
+        for form in ("delta", "iceberg"):
+            eventually(lambda form=form: (each := shown(box, form)).get("lag") == 0 and not each["problem"], "it goes on", SECONDS)
+            assert shown(box, form)["lost_records"] == 0
+        rows = DeltaTable("s3://bucket/boxes/delta", storage_options=store.properties).to_pyarrow_table().to_pylist()
+        assert sorted((row["partition"], row["offset"], row["value"]) for row in rows) == sorted((*place, value) for place, value in stored.items())
+    finally:
+        store.flag.unlink(missing_ok=True)
+        assert box.stop() == 0
