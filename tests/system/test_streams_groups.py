@@ -38,13 +38,16 @@ REPARTITION = "app-by-value-repartition"
 class Application:
     """A JVM with an instance of the application, and the states that it has printed."""
 
-    def __init__(self, bootstrap: str, directory: Path, protocol: str = "streams", threads: int = 2) -> None:
+    def __init__(self, bootstrap: str, directory: Path, replicas: int = -1) -> None:
         java = shutil.which("java")
         assert java is not None
         directory.mkdir(exist_ok=True)
         command = [java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", client_packages.class_path_streams(), "CountingStreams"]
         self.process = subprocess.Popen(
-            [*command, bootstrap, "app", str(directory), "in", "counts", protocol, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*command, bootstrap, "app", str(directory), "in", "counts", "streams", "2", str(replicas)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read)
@@ -200,7 +203,7 @@ def test_the_group_moves_with_its_coordinator_when_boxes_die(applications: list[
             begin(broker_id)
         bootstrap = ",".join(box.bootstrap for box in running.values())
         counts = Counts(bootstrap, replicas=3)
-        applications += [Application(bootstrap, tmp_path / f"state{number}") for number in range(2)]
+        applications += [Application(bootstrap, tmp_path / f"state{number}", replicas=3) for number in range(2)]
         counts.send_and_await(100, "at first")
         for broker_id in (1, 2, 3):
             running[broker_id].kill_supervisor()

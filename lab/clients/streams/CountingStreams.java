@@ -16,7 +16,7 @@ import org.apache.kafka.streams.state.Stores;
 /**
  * Counts the values of a topic, each change of a count once, in one transaction with the input's offsets, until its own input ends. Values pass a repartition
  * topic, so two subtopologies run, the second with a store and its changelog. Arguments: bootstrap, application id, directory, input, output, group
- * protocol, threads. Prints "state NAME" at each change of its state, and "failed ..." for what ended a thread.
+ * protocol, threads, replicas of its own topics. Prints "state NAME" at each change of its state, and "failed ..." for what ended a thread.
  */
 public class CountingStreams {
     public static void main(String[] arguments) throws Exception {
@@ -29,7 +29,7 @@ public class CountingStreams {
         settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, StreamsConfig.EXACTLY_ONCE_V2);
         settings.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, 100);
         settings.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, 0);
-        settings.put(StreamsConfig.REPLICATION_FACTOR_CONFIG, -1);
+        settings.put(StreamsConfig.REPLICATION_FACTOR_CONFIG, arguments[7]);
         settings.put("auto.offset.reset", "earliest");
         settings.put("metadata.max.age.ms", 1000);
         settings.put("transaction.timeout.ms", 10000);
