@@ -48,7 +48,7 @@ class Run:
     def go(self) -> None:
         often = [self.ask, self.ask, self.ask, self.answer, self.answer, self.lose]
         steps: list[Callable[[], None]] = [*often, *often, self.come, self.come, self.leave, self.die, self.wait, self.commit, self.restart]
-        steps += [self.change_options, self.grow, self.grow] + [self.all_settle] * self.settles
+        steps += [self.change_options, self.grow, self.grow, self.speak_late, self.refuse] + [self.all_settle] * self.settles
         for _ in range(STEPS):
             self.chance.choice(steps)()
             self.look()
@@ -86,6 +86,25 @@ class Run:
         if thread is not None:
             self.world.settle()
             thread.waiting = None
+
+    def refuse(self) -> None:
+        """The log takes nothing of what the members ask for."""
+        self.world.settle()
+        self.look()
+        for thread in self.threads.values():
+            self.said_ms[thread.member_id] = self.world.now_ms
+            thread.ask()
+        self.world.settle(ErrorCode.NOT_ENOUGH_REPLICAS)
+
+    def speak_late(self) -> None:
+        """A process that was suspended goes on in an epoch that is over."""
+        self.world.settle()
+        self.look()
+        thread = self.some()
+        if thread is not None and thread.epoch > 1:
+            told = self.world.told(thread.member_id, thread.epoch - 1)
+            if not told.error_code:
+                raise Broken(f"epoch {thread.epoch - 1} of {thread.member_id} is over, and was answered")
 
     def leave(self) -> None:
         thread = self.some()
@@ -284,7 +303,12 @@ def _a_look_holds_before_the_log_has_it(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StreamsMembership, "_look", look)
 
 
+def _epochs_are_not_checked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(streams_heartbeats.StreamsHeartbeat, "_check_epoch", lambda *_: None)
+
+
 LEFT_OUT = (
+    _epochs_are_not_checked,
     _a_look_holds_before_the_log_has_it,
     _everything_is_free,
     _processes_are_not_asked,

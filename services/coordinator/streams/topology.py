@@ -206,22 +206,22 @@ def _decide_repartitions(topology: Topology, undecided: set[str], counts: dict[s
     """Each as the largest topic that a subtopology reads that writes to it, in the order in which they follow each other: one step for each name."""
     reads = [dict.fromkeys(read_topics(each)) for each in topology.subtopologies]
     writes = [[name for name in dict.fromkeys(each.repartition_sink_topics) if name in undecided] for each in topology.subtopologies]
-    waits = [sum(name in undecided for name in names) for names in reads]
-    """Of each subtopology: how many of the topics that it reads are not decided."""
+    behind = [[name for name in names if name in undecided and name not in own] for names, own in zip(reads, map(frozenset, writes), strict=True)]
+    """Of each subtopology: the undecided topics that it reads, but for its own."""
+    waits = list(map(len, behind))
     writers_left: dict[str, int] = dict.fromkeys(undecided, 0)
     readers_of: dict[str, list[int]] = {name: [] for name in undecided}
-    for index, names in enumerate(reads):
+    for index, names in enumerate(behind):
         for name in writes[index]:
             writers_left[name] += 1
         for name in names:
-            if name in undecided:
-                readers_of[name].append(index)
+            readers_of[name].append(index)
     ready = [index for index, count in enumerate(waits) if not count]
     while ready:
         index = ready.pop()
-        largest = max(counts[name] for name in reads[index])
-        for name in writes[index]:
-            counts[name] = max(counts.get(name, 0), largest)
+        known = [counts[name] for name in reads[index] if name in counts]
+        for name in writes[index] if known else ():
+            counts[name] = max(counts.get(name, 0), *known)
             writers_left[name] -= 1
             if not writers_left[name]:
                 for reader in readers_of[name]:

@@ -152,6 +152,13 @@ def test_repartition_topics_follow_each_other_in_whatever_order_they_are_named()
     assert {topic.partitions for topic in world.topics.asked.values()} == {4} and len(world.topics.asked) == count
 
 
+def test_a_subtopology_may_read_what_it_repartitions_itself() -> None:
+    world = StreamsWorld()
+    loop = Subtopology("0", ("syslog",), repartition_sink_topics=("r",), repartition_source_topics=(TopicInfo("r"),))
+    assert world.told("a", topology=Topology(0, (loop,))).error_code == 0
+    assert world.topics.asked["r"].partitions == 4
+
+
 def test_a_refused_heartbeat_asks_for_no_shutdown() -> None:
     world, a, _ = two_threads()
     world.topics.options = StreamsOptions(1, 0)
