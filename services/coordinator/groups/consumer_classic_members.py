@@ -24,15 +24,15 @@ from appliance.protocol.group_apis import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from services.coordinator.groups.consumer_deadlines import ConsumerDeadlines, Wait
 from services.coordinator.groups.consumer_group import ConsumerGroup
 from services.coordinator.groups.consumer_heartbeats import Again, replace_static, static_member
 from services.coordinator.groups.consumer_member import ClassicSide, ConsumerMember, MemberRequest, MemberState, reconciled
 from services.coordinator.groups.consumer_migration import EmbeddedSubscription, by_id, read_subscription, write_assignment
-from services.coordinator.groups.consumer_turns import Refusal
 from services.coordinator.groups.group_log import Replies
+from services.coordinator.groups.group_turns import Refusal
 from services.coordinator.groups.joining import MEMBER_ID_REQUIRED_SINCE
 from services.coordinator.groups.member import CONSUMER_PROTOCOL_TYPE, ClientIdentity, ReplyToJoin, ReplyToSync
+from services.coordinator.groups.member_deadlines import MemberDeadlines, Wait
 from services.coordinator.groups.ports import GroupSettings, Topics
 
 
@@ -47,7 +47,7 @@ class ClassicJoin:
         client: ClientIdentity,
         settings: GroupSettings,
         topics: Topics,
-        deadlines: ConsumerDeadlines,
+        deadlines: MemberDeadlines,
         replies: Replies,
         reply: ReplyToJoin,
         again: Again,
@@ -147,7 +147,7 @@ class ClassicJoin:
 class _Asked:
     """What SyncGroup and Heartbeat have in common: they change nothing, and are answered when what they have seen is in the log."""
 
-    def __init__(self, deadlines: ConsumerDeadlines, replies: Replies, again: Again) -> None:
+    def __init__(self, deadlines: MemberDeadlines, replies: Replies, again: Again) -> None:
         self._deadlines = deadlines
         self._replies = replies
         self.again = again
@@ -159,7 +159,7 @@ class _Asked:
 class ClassicSync(_Asked):
     """SyncGroup: what the member may read in the step that its JoinGroup was."""
 
-    def __init__(self, request: SyncGroupRequest, topics: Topics, deadlines: ConsumerDeadlines, replies: Replies, reply: ReplyToSync, again: Again) -> None:
+    def __init__(self, request: SyncGroupRequest, topics: Topics, deadlines: MemberDeadlines, replies: Replies, reply: ReplyToSync, again: Again) -> None:
         super().__init__(deadlines, replies, again)
         self._request = request
         self._topics = topics
@@ -197,7 +197,7 @@ class ClassicHeartbeat(_Asked):
     """Heartbeat: whether the member has to join again, because there is something to give up, to get, or a new epoch."""
 
     def __init__(
-        self, request: HeartbeatRequest, deadlines: ConsumerDeadlines, replies: Replies, reply: Callable[[HeartbeatResponse], None], again: Again
+        self, request: HeartbeatRequest, deadlines: MemberDeadlines, replies: Replies, reply: Callable[[HeartbeatResponse], None], again: Again
     ) -> None:
         super().__init__(deadlines, replies, again)
         self._request = request

@@ -1,6 +1,6 @@
 """The state of one consumer group (KIP-848): members, epochs, and the assignment that they are on their way to.
 
-A change is made on a copy (`copy`), which takes the place of the state before it when the log has it (`consumer_turns.py`); the difference of the two is
+A change is made on a copy (`copy`), which takes the place of the state before it when the log has it (`group_turns.py`); the difference of the two is
 what is appended (`consumer_records.py`). The group epoch grows with every change of what is to be assigned; the target epoch says for which group epoch the
 target was made; a member's epoch says which target it has reached. Owned by the group coordinator. Weak spot: the first change of a copy costs a pointer a
 member.

@@ -1,6 +1,6 @@
 """Consumer groups (KIP-848) of one coordinator: the entry of their requests, and of requests of classic members in them.
 
-A request becomes an operation of its group (`consumer_turns.py`). This class decides which protocol a
+A request becomes an operation of its group (`group_turns.py`). This class decides which protocol a
 group uses: an empty group takes that of the first member; a live classic group of consumers is upgraded
 by the first member of the consumer protocol (`consumer_migration.py`). Owned by the group coordinator.
 Weak spot: a group that no member could join stays as an empty one until the next removal of old
@@ -32,11 +32,11 @@ from services.coordinator.groups.consumer_membership import ConsumerMembership, 
 from services.coordinator.groups.consumer_migration import Downgrade, may_upgrade, upgraded
 from services.coordinator.groups.consumer_records import PartitionLoad
 from services.coordinator.groups.consumer_topic_regex import TopicRegexes
-from services.coordinator.groups.consumer_turns import Farewell, Refusal
 from services.coordinator.groups.group import Group, GroupState, bytes_of
 from services.coordinator.groups.group_directory import GroupDirectory, HostedGroup
 from services.coordinator.groups.group_log import GroupLog, Replies
 from services.coordinator.groups.group_records import group_tombstone
+from services.coordinator.groups.group_turns import Farewell, Refusal
 from services.coordinator.groups.group_views import ConsumerGroupViews
 from services.coordinator.groups.member import ClientIdentity, ReplyToJoin, ReplyToSync
 from services.coordinator.groups.ports import GroupSettings, NameBound, Topics

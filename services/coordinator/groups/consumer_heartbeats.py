@@ -19,13 +19,13 @@ from appliance.protocol.consumer_group_apis import (
     MemberAssignment,
 )
 from services.coordinator.groups.consumer_assignors import ASSIGNORS
-from services.coordinator.groups.consumer_deadlines import ConsumerDeadlines, Wait
 from services.coordinator.groups.consumer_group import ConsumerGroup
 from services.coordinator.groups.consumer_member import ConsumerMember, as_topics, partitions_of, reconciled
 from services.coordinator.groups.consumer_topic_regex import TopicRegexes, UnusableRegex
-from services.coordinator.groups.consumer_turns import Refusal
 from services.coordinator.groups.group_log import Replies
+from services.coordinator.groups.group_turns import Refusal
 from services.coordinator.groups.member import ClientIdentity
+from services.coordinator.groups.member_deadlines import MemberDeadlines, Wait
 from services.coordinator.groups.ports import NAME_COST, GroupSettings, subscription_cost
 
 ReplyToHeartbeat = Callable[[ConsumerGroupHeartbeatResponse], None]
@@ -83,7 +83,7 @@ class MemberHeartbeat:
         request: ConsumerGroupHeartbeatRequest,
         client: ClientIdentity,
         settings: GroupSettings,
-        deadlines: ConsumerDeadlines,
+        deadlines: MemberDeadlines,
         replies: Replies,
         reply: ReplyToHeartbeat,
         again: Again,

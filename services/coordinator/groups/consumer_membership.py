@@ -1,6 +1,6 @@
 """The members of one consumer group (KIP-848): their rights on offsets, and the target assignment of their subscriptions.
 
-Implements `Membership` for the rest of the coordinator, and the rules for the group's turns (`consumer_turns.py`). Owned by
+Implements `Membership` for the rest of the coordinator, and the rules for the group's turns (`group_turns.py`). Owned by
 the group coordinator. Weak spot: changes of topics are noticed with the next request of a member, so a group without requests
 does not change.
 """
@@ -14,16 +14,16 @@ from appliance.base.errors import ErrorCode
 from appliance.cluster.state_log import StateRecord
 from appliance.runtime.timers import Timers
 from services.coordinator.groups.consumer_assignors import ASSIGNORS, UNIFORM, Subscriber
-from services.coordinator.groups.consumer_deadlines import ConsumerDeadlines
 from services.coordinator.groups.consumer_group import EMPTY, ConsumerGroup
 from services.coordinator.groups.consumer_member import ConsumerMember
 from services.coordinator.groups.consumer_records import all_tombstones, changed_records
 from services.coordinator.groups.consumer_topic_regex import TopicRegexes
-from services.coordinator.groups.consumer_turns import ConsumerTurns, Farewell
 from services.coordinator.groups.group_log import GroupLog
 from services.coordinator.groups.group_membership import CommitTopic, ExpiryRule, GroupType
 from services.coordinator.groups.group_records import SubscribedTopic
+from services.coordinator.groups.group_turns import Farewell, GroupTurns
 from services.coordinator.groups.member import CONSUMER_PROTOCOL_TYPE
+from services.coordinator.groups.member_deadlines import MemberDeadlines
 from services.coordinator.groups.ports import GroupSettings, NameBound, OnRefused, Topics
 
 MEMBER_EPOCHS_SINCE: Final = 9
@@ -53,8 +53,8 @@ class ConsumerMembership:
         self._regexes = surroundings.regexes
         self._bid_farewell = surroundings.bid_farewell
         self._on_refused = surroundings.on_refused
-        self.turns = ConsumerTurns(group_id, partition, committed, surroundings.log, self)
-        self.deadlines = ConsumerDeadlines(surroundings.timers, lambda: self._topics.consumer_timing(group_id), self.turns.submit)
+        self.turns = GroupTurns(group_id, partition, committed, surroundings.log, self)
+        self.deadlines = MemberDeadlines(surroundings.timers, lambda: self._topics.consumer_timing(group_id), self.turns.submit)
 
     @property
     def group(self) -> ConsumerGroup:

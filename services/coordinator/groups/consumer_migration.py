@@ -131,7 +131,7 @@ def _words(group: Group, member: Member) -> bytes:
 
 
 class Downgrade:
-    """A classic group of what is left of a consumer group (`consumer_turns.Farewell`)."""
+    """A classic group of what is left of a consumer group (`group_turns.Farewell`)."""
 
     def __init__(self, group_id: str, consumer: ConsumerGroup, directory: GroupDirectory, topics: Topics, rebalances: Rebalances) -> None:
         self._directory = directory

@@ -20,7 +20,7 @@ FIRST_EPOCH: Final = 1
 
 
 class StreamsGroup:
-    """Values are replaced, never changed; a state that is in the log is not touched any more. Implements `consumer_turns.TurnState`."""
+    """Values are replaced, never changed; a state that is in the log is not touched any more. Implements `group_turns.TurnState`."""
 
     __slots__ = (
         "_holders",

@@ -1,6 +1,6 @@
 """Streams groups (KIP-1071) of one coordinator: the entry of their requests, their load from the log, and what they look like from outside.
 
-A request becomes an operation of its group (`consumer_turns.py`). An empty classic group becomes a streams group with its first member; a group of
+A request becomes an operation of its group (`group_turns.py`). An empty classic group becomes a streams group with its first member; a group of
 another kind stays what it is. Owned by the group coordinator. Weak spot: as in consumer groups, a group that no member could join stays as an
 empty one until the next removal of old offsets.
 """
@@ -24,12 +24,12 @@ from appliance.protocol.streams_apis import (
     TopicInfo,
 )
 from appliance.runtime.timers import Timers
-from services.coordinator.groups.consumer_turns import Refusal
 from services.coordinator.groups.group import GroupState
 from services.coordinator.groups.group_directory import GroupDirectory, HostedGroup
 from services.coordinator.groups.group_log import GroupLog, Replies
 from services.coordinator.groups.group_membership import GroupMembership, OtherMemberships
 from services.coordinator.groups.group_records import group_tombstone
+from services.coordinator.groups.group_turns import Refusal
 from services.coordinator.groups.group_views import GROUP_BYTES, MEMBER_BYTES
 from services.coordinator.groups.member import ClientIdentity
 from services.coordinator.groups.ports import GroupSettings, Topics

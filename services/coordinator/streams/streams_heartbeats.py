@@ -12,10 +12,10 @@ from typing import Final, Protocol
 
 from appliance.base.errors import ErrorCode
 from appliance.protocol.streams_apis import StreamsGroupHeartbeatRequest, StreamsGroupHeartbeatResponse, TaskIds, Topology
-from services.coordinator.groups.consumer_deadlines import ConsumerDeadlines, Wait
-from services.coordinator.groups.consumer_turns import Refusal
 from services.coordinator.groups.group_log import Replies
+from services.coordinator.groups.group_turns import Refusal
 from services.coordinator.groups.member import ClientIdentity
+from services.coordinator.groups.member_deadlines import MemberDeadlines, Wait
 from services.coordinator.groups.ports import NAME_COST
 from services.coordinator.streams.streams_group import StreamsGroup
 from services.coordinator.streams.streams_member import NO_TASKS, StreamsMember, StreamsWish, TaskSet, as_rows, reconciled, tasks_of
@@ -99,14 +99,14 @@ def _unsupported(request: StreamsGroupHeartbeatRequest) -> str:
 
 
 class StreamsHeartbeat:
-    """One heartbeat of a member that is there, or joins. Implements `consumer_turns.Operation`."""
+    """One heartbeat of a member that is there, or joins. Implements `group_turns.Operation`."""
 
     def __init__(
         self,
         request: StreamsGroupHeartbeatRequest,
         client: ClientIdentity,
         size_max: int,
-        deadlines: ConsumerDeadlines,
+        deadlines: MemberDeadlines,
         news: GroupNews,
         replies: Replies,
         reply: ReplyToHeartbeat,

@@ -87,7 +87,7 @@ class CurrentTasks(NamedTuple):
 
 
 class StreamsMember(NamedTuple):
-    """Implements `consumer_deadlines.TimedMember`."""
+    """Implements `member_deadlines.TimedMember`."""
 
     member_id: str
     wish: StreamsWish = StreamsWish()

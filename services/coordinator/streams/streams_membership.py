@@ -1,6 +1,6 @@
 """The members of one streams group (KIP-1071): their rights on offsets, their tasks, and the status of the group.
 
-Implements `GroupMembership` for the rest of the coordinator, and the rules for the group's turns (`consumer_turns.py`). What is not in the log (the
+Implements `GroupMembership` for the rest of the coordinator, and the rules for the group's turns (`group_turns.py`). What is not in the log (the
 look at the topics, a shutdown that a member asked for, the epoch of endpoints) begins anew with the coordinator, as in Kafka. Owned by the group
 coordinator. Weak spot: changes of topics are noticed with the next request of a member.
 """
@@ -15,11 +15,11 @@ from appliance.cluster.state_log import StateRecord
 from appliance.protocol.streams_apis import EndpointToPartitions, GroupStatus, Status, StreamsGroupHeartbeatResponse, Topology
 from appliance.protocol.topic_partitions import TopicPartitions
 from appliance.runtime.timers import Timer, Timers
-from services.coordinator.groups.consumer_deadlines import ConsumerDeadlines
 from services.coordinator.groups.consumer_group import EMPTY
-from services.coordinator.groups.consumer_turns import ConsumerTurns
 from services.coordinator.groups.group_log import GroupLog
 from services.coordinator.groups.group_membership import CommitTopic, ExpiryRule, GroupType
+from services.coordinator.groups.group_turns import GroupTurns
+from services.coordinator.groups.member_deadlines import MemberDeadlines
 from services.coordinator.groups.ports import GroupSettings, NameBound, OnRefused, StreamsOptions, Topics
 from services.coordinator.streams.streams_group import StreamsGroup
 from services.coordinator.streams.streams_heartbeats import Look
@@ -58,8 +58,8 @@ class StreamsMembership:
         self._topics = surroundings.topics
         self._timers = surroundings.timers
         self._on_refused = surroundings.on_refused
-        self.turns = ConsumerTurns[StreamsGroup](group_id, partition, committed, surroundings.log, self)
-        self.deadlines = ConsumerDeadlines(surroundings.timers, lambda: self._topics.streams_timing(group_id), self.turns.submit)
+        self.turns = GroupTurns[StreamsGroup](group_id, partition, committed, surroundings.log, self)
+        self.deadlines = MemberDeadlines(surroundings.timers, lambda: self._topics.streams_timing(group_id), self.turns.submit)
         self._delay: Timer | None = None
         self._shutdown_by: str | None = None
         self._endpoint_epoch = 0

@@ -15,7 +15,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import topic_name_problem
 from appliance.cluster.state_log import OFFSETS_TOPIC, SHARE_TOPIC, TRANSACTIONS_TOPIC
 from appliance.protocol.streams_apis import GroupStatus, Subtopology, TopicInfo, Topology
-from services.coordinator.groups.consumer_turns import Refusal
+from services.coordinator.groups.group_turns import Refusal
 from services.coordinator.groups.ports import NAME_COST, InternalTopic, KnownTopic
 
 CHARACTERS_MAX: Final = 1 << 18

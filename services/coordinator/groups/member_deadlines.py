@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from appliance.base.errors import ErrorCode
 from appliance.runtime.timers import Timer, Timers
-from services.coordinator.groups.consumer_turns import Operation, Refusal
+from services.coordinator.groups.group_turns import Operation, Refusal
 
 RETRY_MS: Final = 1_000
 
@@ -64,7 +64,7 @@ class TimedGroup(Protocol):
     def remove(self, member_id: str, /) -> object: ...
 
 
-class ConsumerDeadlines:
+class MemberDeadlines:
     """`submit` hands an operation to the group."""
 
     def __init__(self, timers: Timers, timing: Callable[[], tuple[int, int]], submit: Callable[[Operation[Any], int], None]) -> None:
@@ -155,7 +155,7 @@ class ConsumerDeadlines:
 class _Fence:
     """A member is out."""
 
-    def __init__(self, deadlines: ConsumerDeadlines, wait: Wait, member_id: str, timer: Timer) -> None:
+    def __init__(self, deadlines: MemberDeadlines, wait: Wait, member_id: str, timer: Timer) -> None:
         self._deadlines = deadlines
         self._wait = wait
         self._member_id = member_id

@@ -96,7 +96,7 @@ class GroupRules(Protocol[State]):
         """What the group becomes, if it is not to be a consumer group any more."""
 
 
-class ConsumerTurns(Generic[State]):
+class GroupTurns(Generic[State]):
     """`committed` is what the log surely says, or would if it had been asked."""
 
     def __init__(self, group_id: str, partition: int, committed: State, log: GroupLog, rules: GroupRules[State]) -> None:
