@@ -68,9 +68,9 @@ class StreamsWorld(World):
         self.settle()
         return told.only
 
-    def describe_streams(self, group: str = GROUP) -> DescribedStreamsGroup:
+    def describe_streams(self, group: str = GROUP, with_operations: bool = False) -> DescribedStreamsGroup:
         told = Replies[StreamsGroupDescribeResponse]()
-        self.coordinator.streams_group_describe(StreamsGroupDescribeRequest((group,)), 0, CLIENT, self.now_ms, told)
+        self.coordinator.streams_group_describe(StreamsGroupDescribeRequest((group,), with_operations), 0, CLIENT, self.now_ms, told)
         return told.only.groups[0]
 
     def with_topics(self) -> StreamsWorld:

@@ -30,7 +30,7 @@ from services.coordinator.groups.group_log import GroupLog, Replies
 from services.coordinator.groups.group_membership import GroupMembership, OtherMemberships
 from services.coordinator.groups.group_records import group_tombstone
 from services.coordinator.groups.group_turns import Refusal
-from services.coordinator.groups.group_views import GROUP_BYTES, MEMBER_BYTES
+from services.coordinator.groups.group_views import GROUP_BYTES, GROUP_OPERATIONS, MEMBER_BYTES
 from services.coordinator.groups.member import ClientIdentity
 from services.coordinator.groups.ports import GroupSettings, Topics
 from services.coordinator.groups.rebalances import Rebalances
@@ -137,8 +137,12 @@ class StreamsGroups:
     # ---- from outside
 
     def describe(self, request: StreamsGroupDescribeRequest) -> StreamsGroupDescribeResponse:
+        """Describe the groups. Without an authorizer every operation is allowed; acceptors with one say what is."""
         budget = AnswerBudget()
-        return StreamsGroupDescribeResponse(groups=tuple([self._describe(group_id, budget) for group_id in request.group_ids]))
+        groups = [self._describe(group_id, budget) for group_id in request.group_ids]
+        if request.include_authorized_operations:
+            groups = [group if group.error_code else group._replace(authorized_operations=GROUP_OPERATIONS) for group in groups]
+        return StreamsGroupDescribeResponse(groups=tuple(groups))
 
     def _describe(self, group_id: str, budget: AnswerBudget) -> DescribedStreamsGroup:
         error = ErrorCode.INVALID_REQUEST if budget.is_spent else self._directory.refusal(group_id)

@@ -77,6 +77,7 @@ def test_the_first_member_has_every_task_when_the_log_has_it() -> None:
     assert (described.group_state, described.group_epoch, described.assignment_epoch) == ("Stable", 2, 2)
     assert described.topology is not None and described.topology.subtopologies is not None
     assert [topic.partitions for each in described.topology.subtopologies for topic in each.changelog_topics] == [4]
+    assert world.describe_streams(with_operations=True).authorized_operations == 1 << 3 | 1 << 6 | 1 << 8
     (listed,) = world.list_groups(types=("Streams",)).groups
     assert (listed.group_id, listed.group_type, listed.protocol_type) == (GROUP, "streams", "streams")
 
