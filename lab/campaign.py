@@ -1,8 +1,8 @@
 """Rounds of two faults at a time on three boxes, with histories of every client operation and their judge, until a time is up:
 
-`python -m lab.campaign SEED --minutes 30 [--overload 30] [--out FILE]` (root; lab/cluster.py). FILE, `.venv/log/campaign-SEED.jsonl` without --out, gets a
-line for each round; a later run with the same seed goes on behind the last one. `--rounds 7,9` repeats rounds. The seed decides faults, boxes and moments,
-not the interleaving. Exit code 1 if a round found something or came to no judgement.
+`python -m lab.campaign SEED --minutes 30 [--overload 30] [--out FILE]` (root; lab/cluster.py). FILE, `.venv/log/campaign-SEED-OVERLOAD.jsonl` without
+--out, gets a line for each round; a later run with the same seed goes on behind the last one. `--rounds 7,9` repeats rounds. The seed decides faults, boxes
+and moments, not the interleaving. Exit code 1 if a round found something or came to no judgement.
 
 A round has the clients of a cell of the matrix (`cluster_cell.py`), two members of a group that commit, a watch of the group's offsets, and one of end
 offsets. `--overload N`: N processes for each processor that never rest. Weak spots: all clients are librdkafka; ZooKeeper's JVM sees no shifted clock; two
@@ -26,8 +26,6 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-from confluent_kafka import KafkaException
 
 from appliance.runtime.spawning import die_with_parent
 from lab.cluster import KAFKA_PORT, READY_SECONDS, Cluster, ClusterBox, running_cluster
@@ -65,15 +63,18 @@ def _suspend_two_members(cluster: Cluster, box: ClusterBox, _topic: str) -> None
 
 
 def _remove_a_segment(place: int) -> Callable[[Cluster, ClusterBox, str], None]:
-    """Of every partition of the topics with the same name behind their kind, while the box is stopped."""
+    """Of every partition of the topics with the same name behind their kind, while the box is stopped. Raises AssertionError if there is none."""
 
     def apply(_cluster: Cluster, box: ClusterBox, topic: str) -> None:
         box.stop()
+        removed = 0
         for disk in box.disks:
             for directory in disk.seen_from_here.glob(f"*-{topic.rpartition('-')[2]}-?"):
                 files = sorted(directory.glob("*.log"))
                 if len(files) > place + 1:
                     files[place].unlink()
+                    removed += 1
+        assert removed, f"no partition has a segment {place} that is closed"
 
     return apply
 
@@ -155,7 +156,7 @@ class Round(Cell):
     def _hurt_and_mend(self, boxes: Sequence[ClusterBox], probe: PauseProbe) -> list[str]:
         """Return what is wrong. The notes get seconds without acks=all: the longest pause, and from the beginning of the repair."""
         hurt_at = time.monotonic()
-        not_applied = []
+        not_applied: list[str] = []
         for fault, box in zip(self.faults, boxes, strict=True):
             try:
                 fault.apply(self._cluster, box, self._topics["idempotent"])
@@ -185,7 +186,7 @@ class Round(Cell):
             "again": None if None in first else round(max(each or 0.0 for each in first) - mending_at, 2),
             "not_applied": not_applied,
         }
-        return problems
+        return problems + ([f"no fault was applied: {not_applied}"] if len(not_applied) == len(self.faults) else [])
 
     def _judge_more(
         self, producers: dict[str, Any], readers: Sequence[Any], members: Sequence[GroupMember], watcher: GroupWatcher, ends: EndsWatcher, settled_at: float
@@ -251,6 +252,11 @@ def summary(results: Sequence[dict[str, Any]]) -> str:
     for name, seconds in (("longest pause of acks=all", pauses), ("acks=all after the repair began", again)):
         if seconds:
             lines.append(f"{name}: median {median(seconds):.2f} s, 95 % {seconds[int(0.95 * (len(seconds) - 1))]:.2f} s, longest {seconds[-1]:.2f} s")
+    applied, named = set[str](), set[str]()
+    for each in judged:
+        named.update(each["faults"])
+        applied.update(name for name in each["faults"] if not any(words.startswith(f"{name}:") for words in each["not_applied"]))
+    lines.append(f"{sum(not each['not_applied'] for each in judged)} rounds had both faults; never applied: {', '.join(sorted(named - applied)) or 'none'}")
     for each in results:
         if each.get("findings") or "death" in each:
             lines.append(f"round {each['round']}: {' + '.join(each['faults'])}: {each.get('death') or each['findings']}")
@@ -261,34 +267,38 @@ def run_rounds(seed: int, minutes: float, out: Path, overload: int = 0, wanted: 
     """Return the results of this run. Boxes are started anew after a round without a judgement."""
     deadline = time.monotonic() + minutes * 60
     out.parent.mkdir(parents=True, exist_ok=True)
-    numbers = iter(wanted) if wanted else iter(range(max((each["round"] for each in read_results(out)), default=-1) + 1, 1 << 31))
+    first = max((each["round"] for each in read_results(out)), default=-1) + 1
+    numbers = list(wanted or range(first, first + 10_000))[::-1]
     results: list[dict[str, Any]] = []
-    number = next(numbers, None)
-    while number is not None and time.monotonic() < deadline:
-        with (
-            tempfile.TemporaryDirectory(prefix="millrace-") as directory,
-            running_cluster(Path(directory), shifts_clocks=True) as cluster,
-            cluster.clients(),
-            overloaded(overload),
-        ):
-            while number is not None and time.monotonic() < deadline:
-                each, death = Round(cluster, seed, number, overload), ""
-                try:
-                    result = each.judge()
-                except (AssertionError, OSError, KafkaException) as error:
-                    death = str(error) or type(error).__name__
-                    result = each.notes | {"death": death[:2000]}
-                    out.with_suffix(f".{number}.messages").write_text(cluster.last_words())
-                if result.get("findings"):
-                    out.with_suffix(f".{number}.messages").write_text(cluster.last_words())
-                results.append(result)
-                with open(out, "a") as file:
-                    file.write(json.dumps(result) + "\n")
-                print(json.dumps(result), flush=True)
-                number = next(numbers, None)
-                if death:
-                    break
+    while numbers and time.monotonic() < deadline:
+        try:
+            with (
+                tempfile.TemporaryDirectory(prefix="millrace-") as directory,
+                running_cluster(Path(directory), shifts_clocks=True) as cluster,
+                cluster.clients(),
+                overloaded(overload),
+            ):
+                while numbers and time.monotonic() < deadline:
+                    results.append(_run_round(cluster, Round(cluster, seed, numbers.pop(), overload), out))
+                    if "death" in results[-1]:
+                        break
+        except AssertionError as error:
+            print(f"the boxes did not start, or did not end: {str(error)[:200]}", flush=True)
+            results.append({"round": -1, "faults": [], "death": str(error)[:200]})
     return results
+
+
+def _run_round(cluster: Cluster, each: Round, out: Path) -> dict[str, Any]:
+    try:
+        result = each.judge()
+    except Exception as error:  # whatever ended it, the next round shall come
+        result = each.notes | {"death": f"{type(error).__name__}: {error}"[:2000]}
+    if result.get("findings") or "death" in result:
+        out.with_suffix(f".{each.notes['round']}.messages").write_text(cluster.last_words())
+    with open(out, "a") as file:
+        file.write(json.dumps(result) + "\n")
+    print(json.dumps(result), flush=True)
+    return result
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -299,7 +309,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", default="")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    out = options.out or ROOT / f".venv/log/campaign-{options.seed}.jsonl"
+    out = options.out or ROOT / f".venv/log/campaign-{options.seed}-{options.overload}.jsonl"
     results = run_rounds(options.seed, options.minutes, out, options.overload, [int(number) for number in options.rounds.split(",") if number])
     print(summary(read_results(out)))
     return int(any(result.get("findings") or "death" in result for result in results))

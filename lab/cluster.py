@@ -127,12 +127,16 @@ class ClusterBox:
         self._frozen = []
 
     def shift_clock(self, milliseconds: int) -> None:
-        """The wall clock of all its processes is so far from the machine's, from now on."""
+        """The wall clock of all its processes is so far from the machine's, from now on. Raises AssertionError if a process does not look."""
         if self._shift_file is None:
             self._shift_file = self.directory / "clock-shift"
             self._shift_file.write_bytes(bytes(8))
         with open(self._shift_file, "r+b") as file:
             file.write(struct.pack("<q", milliseconds))
+        for pid, name in processes_of(self.running.layout).items() if self.running is not None and milliseconds else ():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                maps = Path(f"/proc/{pid}/maps").read_text()
+                assert not maps or self._shift_file.name in maps or "libjvm" in maps, f"{name} of box {self.number} has the machine's clock"
 
     def unshift_clock(self) -> None:
         if self._shift_file is not None:

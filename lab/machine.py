@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -192,7 +193,8 @@ class Network:
         self._wrong: set[tuple[int, int]] = set()
         self._off: set[int] = set()
         self._narrow: set[int] = set()
-        self._flapping: list[tuple[threading.Event, threading.Thread]] = []
+        self._flapping: list[tuple[threading.Event, Future[None]]] = []
+        self._flappers = ThreadPoolExecutor(len(numbers))
         plugs = [
             command
             for number, machine in self.machines.items()
@@ -228,9 +230,7 @@ class Network:
                 self._switch.ip(f"link set p{number} master br0")
                 is_over.wait(seconds)
 
-        thread = threading.Thread(target=run, daemon=True)
-        self._flapping.append((is_over, thread))
-        thread.start()
+        self._flapping.append((is_over, self._flappers.submit(run)))
 
     def cut_one_way(self, source: int, target: int) -> None:
         """What `source` sends to `target` vanishes; the other way is open."""
@@ -258,8 +258,8 @@ class Network:
         """Everything is as it was."""
         for is_over, _ in self._flapping:
             is_over.set()
-        for _, thread in self._flapping:
-            thread.join()
+        for _, flapping in self._flapping:
+            flapping.result()  # raises what ended it before its time
         self._flapping.clear()
         for number in self._off:
             self._switch.ip(f"link set p{number} master br0")
@@ -273,5 +273,8 @@ class Network:
         self._narrow.clear()
 
     def end(self) -> None:
+        for is_over, _ in self._flapping:
+            is_over.set()
+        self._flappers.shutdown()
         for namespace in (*self.machines.values(), self._switch):
             namespace.end()

@@ -4,10 +4,10 @@
 line for each sample; a later run adds to it, and all runs are judged together. Exit code 1 if something grows.
 
 The load: acks=all with and without idempotence, transactions, readers, a group; short retention, and the compaction of state topics. Every ten minutes a box
-of several is stopped and started, every three minutes one process is killed. Sampled: PSS and descriptors of each process, blocks in /dev/shm of each box,
-CPU, the time between two acknowledgements of one record after the other. Each incarnation of a process is judged by itself: its floor (the least of each of
-six windows, so that what comes and goes does not count) must not rise from window to window by more than a limit an hour. Weak spot: a growth that starts
-after the last window, and one below the limits.
+of several is stopped and started, every three minutes one process is killed. Sampled: PSS of all processes of a box together (they share pages, so that the
+PSS of one rises when another ends), descriptors and CPU of each, blocks in /dev/shm, the time between two acknowledgements of one record after the other.
+Each incarnation of a process is judged by itself: its floor (the least of each of six windows, so that what comes and goes does not count) must not rise
+from window to window by more than a limit an hour. Weak spot: a growth that starts after the last window, and one below the limits.
 """
 
 from __future__ import annotations
@@ -103,12 +103,15 @@ class Sampler:
         for number, box in self._cluster.boxes.items():
             if box.running is None:
                 continue
+            memory = 0.0
             for name, pid in box.box.pids().items():
                 incarnation = f"run {self._run} box {number} {name} pid {pid}"
                 try:
-                    found += [Sample(incarnation, measure, now, value) for measure, value in self._of(pid, now).items()]
+                    values = self._of(pid, now)
+                    memory += proportional_kib(pid)
                 except OSError:
                     continue
+                found += [Sample(incarnation, measure, now, value) for measure, value in values.items()]
             layout = box.box.layout
             blocks = 0
             for name in list_names(layout.shared_memory_prefix):
@@ -116,7 +119,8 @@ class Sampler:
                     blocks += os.stat(f"/dev/shm/{name}").st_blocks
                 except OSError:
                     continue
-            found.append(Sample(f"run {self._run} box {number} supervisor pid {box.box.process.pid} all", "shm_kib", now, blocks / 2))
+            everything = f"run {self._run} box {number} supervisor pid {box.box.process.pid} and all others"
+            found += [Sample(everything, "pss_kib", now, memory), Sample(everything, "shm_kib", now, blocks / 2)]
         acknowledged = self._probe.probes[0].acknowledged_at[self._acknowledged :]
         self._acknowledged += len(acknowledged)
         if len(acknowledged) > 10:
@@ -127,7 +131,7 @@ class Sampler:
     def _of(self, pid: int, now: float) -> dict[str, float]:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        values = {"pss_kib": float(proportional_kib(pid)), "descriptors": float(len(os.listdir(f"/proc/{pid}/fd")))}
+        values = {"descriptors": float(len(os.listdir(f"/proc/{pid}/fd")))}
         if pid in self._cpu:
             at, before = self._cpu[pid]
             values["cpu"] = (seconds - before) / (now - at)
@@ -214,7 +218,7 @@ def main(arguments: Sequence[str]) -> int:
     problems = run_load(options.boxes, options.minutes, out, options.rate)
     samples = read_samples(out)
     found = problems + findings(samples)
-    print("\n".join(found) or f"{len(samples)} samples of {len({sample.incarnation for sample in samples})} processes: nothing grows")
+    print("\n".join(found) or f"{len(samples)} samples of {len({sample.incarnation for sample in samples})} incarnations: nothing grows")
     return int(bool(found))
 
 

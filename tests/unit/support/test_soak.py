@@ -28,7 +28,7 @@ def sawtooth(at: float) -> float:
         series(sawtooth),
         series(lambda at: 50_000 + min(at, WARM_SECONDS) * 100),  # caches fill at first
         series(lambda at: 50_000 + (30_000 if at > 600 else 0)),  # a larger request came once
-        series(lambda at: 50_000 + at, minutes=6),  # too short a incarnation
+        series(lambda at: 50_000 + at, minutes=6),  # ended too soon
         [*series(lambda _: 50_000, incarnation="a"), *series(lambda _: 90_000, incarnation="b")],
     ],
 )
