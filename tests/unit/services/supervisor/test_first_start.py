@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from appliance.runtime.children import Child, ChildState
 from appliance.runtime.poller import Poller
 from appliance.runtime.service_main import EXIT_FAILED
+from appliance.runtime.spawning import spawn
 from lab.running_box import ROOT, eventually
 from services.supervisor import first_start
 from services.supervisor.child_start import module_of, start_program
@@ -22,7 +24,7 @@ from services.supervisor.first_start import AGENTS, PATIENCE_MS, FirstStart
 class World:
     """A supervisor, reduced to what a fork server needs. Its box does not exist: each process says so, and ends."""
 
-    def __init__(self, directory: Path, names: Sequence[str]) -> None:
+    def __init__(self, directory: Path, names: Sequence[str], hangs: bool) -> None:
         self.children = list(map(Child, names))
         self.forked: dict[str, int] = {}
         self.missing: list[Child] = []
@@ -30,6 +32,8 @@ class World:
         program = [first_start.__name__, *(child.name for child in self.children)]
 
         def begin(further: Mapping[str, socket.socket]) -> int:
+            if hangs:
+                return spawn([sys.executable, "-c", "import signal; signal.pause()"], dict(os.environ), [each.fileno() for each in further.values()])
             return start_program(program, str(directory / "box"), str(directory / "notify"), further)
 
         self.first = FirstStart(self.children, begin, self._poller, self._on_forked)
@@ -57,8 +61,8 @@ class World:
 def begin(tmp_path: Path) -> Iterator[Callable[..., World]]:
     begun: list[World] = []
 
-    def begin(*names: str) -> World:
-        begun.append(World(tmp_path, names or ("log-reader@d0", "replica-fetcher")))
+    def begin(*names: str, hangs: bool = False) -> World:
+        begun.append(World(tmp_path, names or ("log-reader@d0", "replica-fetcher"), hangs))
         return begun[-1]
 
     yield begin
@@ -80,7 +84,7 @@ def test_forks_are_delivered_with_their_pids_and_end_with_their_exit_code(begin:
 
 
 def test_what_a_killed_fork_server_has_not_forked_is_missing_at_once_and_once(begin: Callable[..., World]) -> None:
-    world = begin()
+    world = begin(hangs=True)
     os.kill(world.first.pid, signal.SIGKILL)
     eventually(lambda: (world.turn(), len(world.missing) == 2)[1], "both are missing")
     eventually(world.has_ended, "it is reaped")
@@ -98,8 +102,7 @@ def test_a_fork_that_ends_before_it_runs_is_missing_and_the_others_are_delivered
 
 
 def test_a_fork_server_that_hangs_is_killed(begin: Callable[..., World]) -> None:
-    world = begin()
-    os.kill(world.first.pid, signal.SIGSTOP)
+    world = begin(hangs=True)
     world.turn(PATIENCE_MS - 1)
     assert world.missing == [] and world.first.is_running
     world.turn(PATIENCE_MS)
