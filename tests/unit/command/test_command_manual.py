@@ -53,8 +53,10 @@ def test_a_shell_completes_commands_and_options(share: Path, shell: str, words: 
 def test_names_complete_where_topics_and_groups_are_named_and_a_broker_that_is_gone_completes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manual, "NAMES_SECONDS", 60.0)
 
+    parser = build_parser()
+
     def parameter(line: str) -> Any:
-        command, name = build_parser(), line.split()[-1]
+        command, name = parser, line.split()[-1]
         for word in line.split()[:-1]:
             command = command.commands[word]
         return next(each for each in command.params if name in (each.name, *each.opts))
@@ -63,7 +65,7 @@ def test_names_complete_where_topics_and_groups_are_named_and_a_broker_that_is_g
     names = ("readers", "re$(reboot)", "re;x", "re x", "others")
     groups = [{"group_id": name, "protocol_type": "consumer", "group_state": "Stable", "group_type": "classic"} for name in names]
     broker.answers[messages.LIST_GROUPS] = lambda _request: {"throttle_time": 0, "error_code": 0, "groups": groups}
-    asked = Context(build_parser(), info_name="millrace")
+    asked = Context(parser, info_name="millrace")
     asked.params = {"bootstrap": str(broker.address)}
     try:
         for line in ("topic tail name", "topic trim name", "topic delete names", "topic reassign topics", "load topics", "send name", "search --topic"):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+from functools import cache
 
 import pytest
 
@@ -36,6 +37,7 @@ def test_what_is_no_terminal_gets_no_escape_sequences_and_a_terminal_does() -> N
     assert terminal.getvalue() != plain.getvalue()
 
 
+@cache
 def tables() -> dict[str, list[Column]]:
     """The columns that functions of the commands name, by module and function."""
     found: dict[str, list[Column]] = {}

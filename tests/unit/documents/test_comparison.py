@@ -43,12 +43,13 @@ def test_each_yes_of_another_product_links_to_its_documentation() -> None:
 
 
 def test_each_yes_of_millrace_is_a_page_or_a_command() -> None:
+    root = build_parser()
     for need, *_, cell in table()[1:]:
         commands, pages = re.findall(r"`millrace ([^`]+)`", cell), re.findall(r"\]\(([^)#]+)", cell)
         assert cell == "no" or commands or pages, need
         assert all((ROOT / "docs" / page).is_file() for page in pages)
         for command in commands:
-            parser, words = build_parser(), command.split()
+            parser, words = root, command.split()
             while words and not words[0].startswith("-") and hasattr(parser, "commands"):
                 parser = parser.commands[words.pop(0)]
             known = {spelling for each in parser.params for spelling in each.opts}
