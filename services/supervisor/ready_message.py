@@ -67,11 +67,16 @@ def _quoted(path: str) -> str:
 
 def _own_command() -> str:
     path = f"{os.path.dirname(sys.executable)}/millrace"
-    if not os.path.exists(path):
-        return "millrace"
+    found = next((place for place in _places("millrace") if os.access(place, os.X_OK)), path)
+    if not os.path.exists(path) or (found != path and os.path.realpath(found) == os.path.realpath(path)):
+        return "millrace"  # a package has linked it
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative
 
 
 def _is_installed(command: str) -> bool:
-    return any(os.access(f"{directory}/{command}", os.X_OK) for directory in os.environ.get("PATH", "").split(":") if directory)
+    return any(os.access(place, os.X_OK) for place in _places(command))
+
+
+def _places(command: str) -> list[str]:
+    return [f"{directory}/{command}" for directory in os.environ.get("PATH", "").split(":") if directory]

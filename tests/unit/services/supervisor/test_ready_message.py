@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from appliance.base.layout import Disk
@@ -48,3 +50,14 @@ def test_a_box_that_creates_no_topics_because_of_where_it_listens_says_so() -> N
 def test_a_box_without_a_plaintext_listener_names_the_command_that_needs_no_login() -> None:
     listeners = [KafkaListener("CLIENTS", "SASL_SSL", "127.0.0.1", 9092, "127.0.0.1")]
     assert ready_message(make_box(listeners=listeners)).splitlines()[2].endswith(" topic tail syslog --from-beginning --data /srv/d0")
+
+
+def test_a_command_that_a_package_has_linked_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "venv/millrace").touch(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "venv/python"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert f"  {tmp_path}/venv/millrace topic tail" in ready_message(make_box())
+    (tmp_path / "bin/millrace").symlink_to("../venv/millrace")
+    assert "\n  millrace topic tail" in ready_message(make_box())
