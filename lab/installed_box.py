@@ -77,12 +77,12 @@ class InstalledBox:
         self.sources = sources
         self.host = host
 
-    def install(self, *arguments: str, tree: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
+    def install(self, *arguments: str, tree: str = "", check: bool = True, seconds: float = 300) -> subprocess.CompletedProcess[str]:
         """`install.sh --yes ARGUMENTS` of a source tree: the first one, or another beside it."""
         if "--offline" in arguments:  # its wheels are packed here, so the lock does not have them
             listed = f"{arguments[arguments.index('--offline') + 1]}/requirements.txt"
             arguments += ("--offline-sha256", self.box.output(f"sha256sum {listed} | cut -c 1-64"))
-        return self.box.run(["bash", f"/sources/{tree or self.sources.name}/install.sh", "--yes", *arguments], check=check, seconds=300)
+        return self.box.run(["bash", f"/sources/{tree or self.sources.name}/install.sh", "--yes", *arguments], check=check, seconds=seconds)
 
     def millrace(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """The command, as root has it on the PATH."""
