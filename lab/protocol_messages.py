@@ -28,8 +28,10 @@ FAILURE = ERROR_CODE.filter(bool)
 
 _WALL_ZERO = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
-_TIMES = ("log_append_time_ms", "retention_time_ms", "transaction_start_time_ms", "issue_timestamp_ms", "expiry_timestamp_ms", "max_timestamp_ms")
-_TIMES += ("issue_timestamp", "expiry_timestamp", "max_timestamp")
+_TIMES = (
+    *("log_append_time_ms", "retention_time_ms", "transaction_start_time_ms", "issue_timestamp_ms", "expiry_timestamp_ms", "max_timestamp_ms"),
+    *("issue_timestamp", "expiry_timestamp", "max_timestamp"),
+)
 _PERIODS = ("max_lifetime_ms", "renew_period_ms", "expiry_time_period_ms")
 _NAMED = {"error_code": ERROR_CODE, **dict.fromkeys(_TIMES, WALL_MS), **dict.fromkeys(_PERIODS, st.integers(-(10**13), 10**13))}
 """Fields that kio keeps as something with bounds of its own."""
