@@ -81,7 +81,7 @@ def _token(document: Mapping[str, Any]) -> DelegationToken:
 
 def _principal(text: str) -> Principal:
     if len(text) > _PRINCIPAL_MAX:
-        raise ValueError("a principal that is too long for a response")
+        raise ValueError("a principal that no response can have")
     return Principal.from_text(unquote_plus(text))
 
 

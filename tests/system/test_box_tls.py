@@ -221,7 +221,7 @@ class ChangingBoxes(ThreeBoxes):
         if self.protocol == "SASL_SSL":
             own |= login_settings(str(self.password), "SCRAM-SHA-512")
             own |= {"listener.name.boxes.ssl.client.auth": "none", "super.users": "User:boxes;User:client"}
-            if len(self.switched) <= 3:  # in clear text any process at its address counts as the box
+            if len(self.switched) <= 3:  # in clear text a box is known by its address alone
                 own["super.users"] = "User:boxes;User:client;User:ANONYMOUS"
         where = self._listener_ports.get(broker_id, {"PLAINTEXT": 0, "BOXES": 0})
         names = list(where) if len(self.switched) <= 3 else ["BOXES"]  # the last round: the one in clear text is gone

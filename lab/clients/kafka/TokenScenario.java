@@ -130,7 +130,7 @@ public final class TokenScenario {
             allow(root, ResourceType.DELEGATION_TOKEN, id, "User:carol", AclOperation.DESCRIBE);
             allow(root, ResourceType.USER, "User:bob", "User:carol", AclOperation.DESCRIBE_TOKENS);
             for (Admin admin : List.of(alice, bob, carol, root)) {
-                for (List<KafkaPrincipal> owners : Arrays.asList(null, List.of(), List.of(user("dave")), List.of(user("bob"), user("alice")), List.of(user("nobody")))) {
+                for (List<KafkaPrincipal> owners : Arrays.<List<KafkaPrincipal>>asList(null, List.of(), List.of(user("dave")), List.of(user("bob"), user("alice")), List.of(user("nobody")))) {
                     step("describe " + owners, () -> all(admin, owners));
                 }
             }
