@@ -210,7 +210,7 @@ class IcebergTopicTable(TopicTable):
         """Raise TableTrouble if another catalog has a table there; what a kill of this box left is no table."""
         store, where = object_store(self._properties), f"{self._directory}/{ICEBERG_METADATA}".partition("://")[2]
         for found in store.get_file_info(fs.FileSelector(where, allow_not_found=True)):
-            if not found.base_name.startswith("00000-"):
+            if not found.base_name.startswith("00000-") or not self._is_ours(store.open_input_stream(found.path).readall()):
                 raise TableTrouble(f"{self._directory} has metadata of an Iceberg table; move that away")
 
     def _remove_unfinished(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,16 @@ class StoredTable(OneTable):
         return os.listdir(self.staging) if self.staging.exists() else []
 
 
+def killed_at(step: str) -> Callable[[str], None]:
+    """End the process before this step."""
+
+    def kill(name: str) -> None:
+        if name == step:
+            raise Killed
+
+    return kill
+
+
 @pytest.fixture(params=["delta", "iceberg"])
 def table(request: pytest.FixtureRequest, tmp_path: Path, store: Store) -> StoredTable:
     return StoredTable(tmp_path, store, request.param)
@@ -121,12 +131,8 @@ def test_a_store_that_answers_503_and_credentials_that_expire_are_said_and_nothi
 
 @pytest.mark.parametrize("dies_at", ["create", "rename", "commit", "committed"])
 def test_a_kill_at_any_step_leaves_each_record_once(table: StoredTable, dies_at: str) -> None:
-    def step(name: str) -> None:
-        if name == dies_at:
-            raise Killed
-
     with pytest.raises(Killed):
-        table.run(step=step)
+        table.run(step=killed_at(dies_at))
     table.grow(made(10, [b"more"]), 11)
     table.run()
     assert table.offsets() == list(range(11)) and table.staged() == [], "what the dead one staged is gone"
@@ -154,6 +160,13 @@ def test_a_box_that_knows_another_catalog_leaves_the_table_alone(tmp_path: Path,
     table.properties["uri"] += ".other"
     with pytest.raises(TableTrouble, match="all need one catalog"):
         table.run()
+    (tmp_path / "created").mkdir()
+    created = StoredTable(tmp_path / "created", store, "iceberg")
+    with pytest.raises(Killed):
+        created.run(step=killed_at("commit"))
+    created.properties["uri"] += ".other"
+    with pytest.raises(TableTrouble, match="all need one catalog"):
+        created.run(writer="8-1")
 
 
 def test_a_deleted_target_is_said_and_files_are_merged(table: StoredTable, store: Store) -> None:
