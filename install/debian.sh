@@ -143,13 +143,14 @@ Description: log appliance that speaks Kafka's protocol
 CONTROL
 }
 
-# make_image DIRECTORY: IMAGE.tar of the package of this version, which is in DIRECTORY.
+# make_image DIRECTORY: the image of the package of this version, which is in DIRECTORY.
 make_image() {
     local package
     [ $# = 1 ] && [[ $1 == [!-]* ]] || die "image wants the directory of the .deb: sudo ./install.sh image DIR"
     set_source_date
     package=$1/millrace_$(deb_version)_$(dpkg --print-architecture).deb
     [ -f "$package" ] || die "$package is not there; build it first: ./install.sh packages $1"
-    "$(find_python)" -B "$ROOT/install/image.py" "$package" "${package%.deb}.oci.tar" >&2 || die "the image could not be built; the message is above"
+    say "building ${package%.deb}.oci.tar …"
+    quietly "$(find_python)" -B "$ROOT/install/image.py" "$package" "${package%.deb}.oci.tar" || die "the image could not be built; the message is above"
     (cd "$1" && sha256sum -- "$(basename "${package%.deb}.oci.tar")")
 }

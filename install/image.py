@@ -171,7 +171,11 @@ def main(words: list[str]) -> int:
     _, version, architecture = package.stem.split("_")
     with tempfile.TemporaryDirectory(dir=image.parent) as scratch:
         archive = Path(scratch) / "root.tar"
-        make_root(package, archive)
+        try:
+            make_root(package, archive)
+        except subprocess.CalledProcessError as error:
+            print(f"{error.cmd[0]} failed with exit code {error.returncode}; its message is above", file=sys.stderr)
+            return 1
         write_image(archive, version, architecture, int(os.environ["SOURCE_DATE_EPOCH"]), Path(scratch) / "image")
         (Path(scratch) / "image").rename(image)
     return 0
