@@ -13,6 +13,7 @@ import pyarrow.fs as fs
 import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import StaticTable
 
 from appliance.pipeline.object_stores import for_pyiceberg
 from appliance.pipeline.table_query import TableQuery
@@ -189,15 +190,15 @@ def test_a_box_says_an_outage_goes_on_by_itself_and_loses_nothing(tmp_path: Path
     properties.chmod(0o600)
     settings = {"tables.locations": "s3://bucket/boxes", "tables.properties.file": str(properties), "num.partitions": 2}
     box = start_box(tmp_path / "box", disks=1, settings=settings)
-    stored: Stored = {}
+    stored: dict[str, Stored] = {"delta": {}, "iceberg": {}}
     try:
         for form in ("delta", "iceberg"):
             create(box, form, "s3://bucket/boxes", form=form)
-            produce(box, form, [b"%d" % number for number in range(100)], stored if form == "delta" else {})
+            produce(box, form, [b"%d" % number for number in range(100)], stored[form])
             eventually(lambda form=form: shown(box, form).get("records") == 100, "its records are in the table", SECONDS)
         store.flag.touch()
         for form in ("delta", "iceberg"):
-            produce(box, form, [b"more"] * 10, stored if form == "delta" else {})
+            produce(box, form, [b"more"] * 10, stored[form])
             eventually(lambda form=form: "s3://bucket/boxes" in shown(box, form).get("problem", ""), "the outage is said", SECONDS)
             assert shown(box, form)["failing"] == 1 and shown(box, form)["lag"] == 10
         box.await_restart("tabler", box.kill("tabler"), SECONDS)
@@ -205,8 +206,11 @@ def test_a_box_says_an_outage_goes_on_by_itself_and_loses_nothing(tmp_path: Path
         for form in ("delta", "iceberg"):
             eventually(lambda form=form: (each := shown(box, form)).get("lag") == 0 and not each["problem"], "it goes on", SECONDS)
             assert shown(box, form)["lost_records"] == 0
-        rows = DeltaTable("s3://bucket/boxes/delta", storage_options=store.properties).to_pyarrow_table().to_pylist()
-        assert sorted((row["partition"], row["offset"], row["value"]) for row in rows) == sorted((*place, value) for place, value in stored.items())
+        delta = DeltaTable("s3://bucket/boxes/delta", storage_options=store.properties).to_pyarrow_table()
+        iceberg = StaticTable.from_metadata(shown(box, "iceberg")["metadata"][0], for_pyiceberg(store.properties)).scan().to_arrow()
+        for form, found in (("delta", delta), ("iceberg", iceberg)):
+            values = sorted((row["partition"], row["offset"], row["value"]) for row in found.to_pylist())
+            assert values == sorted((*place, value) for place, value in stored[form].items())
     finally:
         store.flag.unlink(missing_ok=True)
         assert box.stop() == 0
