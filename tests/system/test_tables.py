@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -252,10 +253,11 @@ def test_whichever_box_leads_writes_and_no_record_is_twice_or_missing(tmp_path: 
 
         producer = Producer({"bootstrap.servers": servers, "acks": "all", "enable.idempotence": True, "linger.ms": 5, "delivery.timeout.ms": 120_000})
 
+        numbers = itertools.count()
+
         def send(count: int) -> None:
-            before = len(stored)
             for number in range(count):
-                producer.produce("shared", b"%d" % (before + number), partition=number % 4, on_delivery=on_delivery)
+                producer.produce("shared", b"%d" % next(numbers), partition=number % 4, on_delivery=on_delivery)
                 producer.poll(0.002)
 
         for turn in range(6):
@@ -268,6 +270,7 @@ def test_whichever_box_leads_writes_and_no_record_is_twice_or_missing(tmp_path: 
             boxes[broker_id].kill("tabler")
         assert producer.flush(120) == 0
         log = read_all(servers, "shared", 4)
+        assert len(set(log.values())) == len(log), "an idempotent producer writes nothing twice"
         assert len(stored) >= 8_000 and stored.items() <= log.items(), "records whose acknowledgement was lost are in the log, too"
         await_table(boxes[1], tmp_path / "srv" / "shared", log)
     finally:
