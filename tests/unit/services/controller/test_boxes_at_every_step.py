@@ -7,7 +7,6 @@ A step is a ZooKeeper request, a command to a disk, an image.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from tests.support.stepped_controller import Killed
 
 pytestmark = pytest.mark.slow
 
-STRIDE = 1 if os.environ.get("MILLRACE_DEEP") else 5
+STRIDE = 4
 """Every so many-th step is one at which a box dies, beginning with its broker id."""
 
 
