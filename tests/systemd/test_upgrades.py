@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from lab.installed_box import DISKS, HTTP, KAFKA, SYSLOG, InstalledBox, copy_release, copy_sources, make_wheelhouse, why_not_installed
+from lab.load import AckedProducer, StreamReader
 from lab.raw_client import RawClient
 from lab.running_box import eventually
 from lab.systemd_box import SystemdBox, why_not
@@ -26,6 +28,7 @@ pytestmark = [
 ]
 
 RELEASE_0_1_0 = "4284b881c0fb4a5eba660c7b8f802973c547e912"
+INSTALL_SECONDS = 900.0
 REMARK = "\n# edited by the owner\n"
 
 
@@ -115,24 +118,33 @@ def test_a_box_of_release_0_1_0_with_its_table_of_senders_becomes_this_one_under
     installed = InstalledBox(box, sources / "new")
     try:
         chosen = ["--offline", "/wheelhouse", "--disks", ",".join(DISKS), "--advertise", "127.0.0.1"]
-        box.run(["bash", "/sources/old/install.sh", "--yes", *chosen], seconds=300)
+        box.run(["bash", "/sources/old/install.sh", "--yes", *chosen], seconds=INSTALL_SECONDS)
         with open(box.path("/etc/millrace/ingest.table"), "a") as table:
             table.write("listen old relp tcp 127.0.0.1:2514 acks=1\nroute listener=old -> from-relp\n")
         box.run("millrace ingest check /etc/millrace/ingest.table && millrace units apply && systemctl restart millrace.target")
         installed.await_all_active()
         with box.inside():
             before = write_before(str(KAFKA))
-        with load_on(box, "from-old") as load:
-            installed.install("--offline", "/wheelhouse")
-            load.await_news("after the upgrade")
-        assert load.lost() == 0
+            # No kafka-python here: sockets of 0.1.0 are other ones, so systemd opens them anew, and it leaves refused connections unclosed.
+            producer, reader = AckedProducer(str(KAFKA), "old-loaded", 1, records_a_second=500), StreamReader(str(KAFKA), "old-loaded", 1)
+            producer.start()
+            eventually(lambda: producer.acknowledged[0], "the producer is acknowledged")
+            reader.start()
+        installed.install("--offline", "/wheelhouse", seconds=INSTALL_SECONDS)
+        after = time.monotonic()
+        eventually(lambda: producer.has_news_since(after), "the producer is acknowledged after the upgrade")
+        producer.stop()
+        eventually(lambda: producer.acknowledged[0] <= reader.numbers[0], "everything acknowledged is read")
+        reader.stop()
+        reader.check_every_offset_once()
+        assert producer.failures == []
         with box.inside():
             assert read_after(str(KAFKA)) == before and answers_relp(2514)
-        box.run("bash /opt/millrace/current/install.sh --rollback", seconds=300)
+        box.run("bash /opt/millrace/current/install.sh --rollback", seconds=INSTALL_SECONDS)
         installed.await_all_active()
         with box.inside():
             assert read_after(str(KAFKA)) == before and answers_relp(2514)
-        installed.install("--offline", "/wheelhouse")
+        installed.install("--offline", "/wheelhouse", seconds=INSTALL_SECONDS)
         installed.millrace("config", "convert")
         box.run("millrace units apply && systemctl restart millrace.target")
         installed.await_all_active()
@@ -171,7 +183,13 @@ def write_before(bootstrap: str) -> dict[str, list[tuple[int, bytes | None]]]:
 
 
 def read_after(bootstrap: str) -> dict[str, list[tuple[int, bytes | None]]]:
-    options = {"bootstrap.servers": bootstrap, "group.id": "old", "isolation.level": "read_committed", "enable.partition.eof": True}
+    options = {
+        "bootstrap.servers": bootstrap,
+        "group.id": "old",
+        "isolation.level": "read_committed",
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+    }
     found: dict[str, list[tuple[int, bytes | None]]] = {}
     for topic in ("old-plain", "old-transactional"):
         consumer = Consumer(options)
