@@ -14,6 +14,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import NO_TOPIC_ID, TopicId
 from appliance.protocol import schema
 
+INT8 = st.integers(-(2**7), 2**7 - 1)
 INT16 = st.integers(-(2**15), 2**15 - 1)
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -33,7 +34,14 @@ _TIMES = (
     *("issue_timestamp", "expiry_timestamp", "max_timestamp"),
 )
 _PERIODS = ("max_lifetime_ms", "renew_period_ms", "expiry_time_period_ms")
-_NAMED = {"error_code": ERROR_CODE, **dict.fromkeys(_TIMES, WALL_MS), **dict.fromkeys(_PERIODS, st.integers(-(10**13), 10**13))}
+_RESOURCE_TYPE = INT8 | st.sampled_from([2, 4, 8, 16, 32])
+"""Of ACLs and configs: numbers that mean something are rare among all."""
+_NAMED = {
+    "error_code": ERROR_CODE,
+    "resource_type": _RESOURCE_TYPE,
+    **dict.fromkeys(_TIMES, WALL_MS),
+    **dict.fromkeys(_PERIODS, st.integers(-(10**13), 10**13)),
+}
 """Fields that kio keeps as something with bounds of its own."""
 
 

@@ -47,6 +47,7 @@ CLUSTER_DENIED, TRANSACTIONAL_ID_DENIED = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 TEXTS: Final = {
     TOPIC_DENIED: "Topic authorization failed.",
     CLUSTER_DENIED: "Cluster authorization failed.",
+    GROUP_DENIED: "Group authorization failed.",
     ErrorCode.UNKNOWN_TOPIC_ID: "This server does not host this topic ID.",
 }
 BATCHED_BY_BROKERS_SINCE: Final = 4
