@@ -130,6 +130,11 @@ class BoxLayout:
         return f"{self.runtime_directory}/quota-image"
 
     @property
+    def log_levels_file(self) -> str:
+        """The log levels that were set while the box runs (`runtime/settings_watch.py`)."""
+        return f"{self.runtime_directory}/log-levels"
+
+    @property
     def controller_socket(self) -> str:
         return f"{self.runtime_directory}/controller.sock"
 

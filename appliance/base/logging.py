@@ -164,6 +164,24 @@ SEVERITY_MEANINGS: dict[Severity, str] = {
 }
 
 
+ROOT_LOGGER = "root"
+LOGGER_PREFIX = "millrace."
+KAFKA_LEVELS: dict[str, Severity] = {
+    "FATAL": Severity.CRITICAL,
+    "ERROR": Severity.ERROR,
+    "WARN": Severity.WARNING,
+    "INFO": Severity.INFO,
+    "DEBUG": Severity.DEBUG,
+    "TRACE": Severity.DEBUG,
+}
+"""Levels of Kafka's loggers → the least severity that is logged."""
+
+
+def logger_of(process_name: str) -> str:
+    """Return the name of a process's logger for Kafka's clients: all processes of a kind share it."""
+    return LOGGER_PREFIX + process_name.partition("@")[0]
+
+
 class Tally(Protocol):
     """Counts dropped lines; in a process of a box, a shared counter."""
 
@@ -206,9 +224,8 @@ class Logger:
         self._writable.register(descriptor, select.POLLOUT)
 
     def use_severity(self, name: str) -> None:
-        """Log events of this severity and worse from now on, unless the environment chose one."""
-        if os.environ.get(LEVEL_VARIABLE, "").upper() not in Severity.__members__:
-            self.level = Severity[name.upper()]
+        """Log events of this severity and worse from now on, or of the one in the environment."""
+        self.level = least_severity(name)
 
     # --- for callers
 
@@ -319,6 +336,12 @@ class Logger:
 def _lost(count: int) -> _Event:
     text = f"{count} {'line was' if count == 1 else 'lines were'} lost before this one: the log did not accept them in time"
     return _Event(Severity.WARNING, text, {"lines_untold": count}, (__file__, 0, "_lost"))
+
+
+def least_severity(name: str) -> Severity:
+    """Return the severity that `log.severity` names, unless the environment chose one."""
+    chosen = os.environ.get(LEVEL_VARIABLE, "").upper()
+    return Severity[chosen if chosen in Severity.__members__ else name.upper()]
 
 
 def logger_from_environment(process_name: str) -> Logger:

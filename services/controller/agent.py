@@ -23,6 +23,7 @@ from appliance.cluster.metadata_image import MetadataImage
 from appliance.ipc.box_disks import BoxDisks
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from services.controller.admin.acls import AclAdministration
+from services.controller.admin.broker_loggers import BrokerLoggers
 from services.controller.admin.client_quotas import QuotaAdministration
 from services.controller.admin.cluster_administration import ClusterAdministration
 from services.controller.admin.move_administration import MoveAdministration
@@ -105,7 +106,7 @@ class ControllerAgent:
         self._membership = ClusterMembership(context, shared, box_session, new_topic_id, self)
         self._spaces = DiskSpaces(context, self.cluster, self._disks)
         self._replicas = BoxReplicas(shared, box, self._own_runner, self._disks, self._spaces)
-        self._administration = ClusterAdministration(shared, box, self._spaces.available, new_topic_id)
+        self._administration = ClusterAdministration(shared, box, BrokerLoggers(layout, box, log), self._spaces.available, new_topic_id)
         self._watcher = ZnodeWatcher(
             shared,
             new_topic_id,

@@ -42,7 +42,7 @@ from tests.support.stepped_controller import Killed, SteppedBox
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
-TOPIC, BROKER, GROUP = 2, 4, 32
+TOPIC, BROKER, BROKER_LOGGER, GROUP = 2, 4, 8, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
@@ -480,6 +480,23 @@ def test_configs_of_groups_stand_in_zookeeper_and_in_the_image_and_are_described
     assert refused.error_code == ErrorCode.UNKNOWN_SERVER_ERROR and "/config/groups" in (refused.error_message or "")
     box.until(lambda: describe(box, ResourceToDescribe(GROUP, "others"))[0].error_code == ErrorCode.UNKNOWN_SERVER_ERROR, "it is noticed")
     assert (box.image().group_configs, tree.get("/config/groups")[0]) == ({"others": {lock: "30000"}}, b"torn")
+
+
+def test_levels_of_loggers_are_set_on_their_own_box_and_described(box: SteppedBox) -> None:
+    acceptor = "millrace.acceptor"
+    to_debug = ResourceToAlter(BROKER_LOGGER, "1", (ConfigToAlter(acceptor, SET, "DEBUG"),))
+    assert alter(box, to_debug, validate_only=True)[0].error_code == 0 and described_of(box, BROKER_LOGGER, "1", acceptor).value == "INFO"
+    assert alter(box, to_debug)[0].error_code == 0
+    described = described_of(box, BROKER_LOGGER, "1", acceptor)
+    assert (described.value, described.config_source, described.is_sensitive) == ("DEBUG", ConfigSource.DYNAMIC_BROKER_LOGGER, False)
+    for refused in (to_debug._replace(resource_name="2"), to_debug._replace(resource_name=""), to_debug._replace(configs=to_debug.configs * 2)):
+        assert alter(box, refused)[0].error_code == ErrorCode.INVALID_REQUEST
+    assert alter(box, to_debug._replace(configs=(ConfigToAlter("kafka", SET, "DEBUG"),)))[0].error_code == ErrorCode.INVALID_CONFIG
+    assert describe(box, ResourceToDescribe(BROKER_LOGGER, "2", None))[0].error_code == ErrorCode.INVALID_REQUEST
+    replacing = AlterConfigsRequest((ResourceToReplace(BROKER_LOGGER, "1", (ConfigToSet(acceptor, "INFO"),)),))
+    answer = ask(box, config_apis.ALTER_CONFIGS_REQUEST, config_apis.ALTER_CONFIGS_RESPONSE, replacing, 2).responses[0]
+    assert answer.error_code == ErrorCode.INVALID_REQUEST and "IncrementalAlterConfigs" in (answer.error_message or "")
+    assert described_of(box, BROKER_LOGGER, "1", acceptor).value == "DEBUG"
 
 
 def test_what_would_take_the_controller_away_is_refused_whole(box: SteppedBox) -> None:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from appliance.base.errors import ErrorCode, known_error
+from appliance.base.logging import KAFKA_LEVELS
 from appliance.base.model import AUDIT_TOPIC, NO_TOPIC_ID
 from appliance.cluster.broker_configs import DYNAMIC_BROKER_CONFIGS
 from appliance.cluster.group_configs import GROUP_CONFIG_ROWS
@@ -36,7 +37,7 @@ VALUE_CHARACTERS_MAX: Final = 2_000
 RESPONSE_ELEMENTS_MAX: Final = 20_000
 """A created topic has 30: its configs."""
 HIDDEN: Final = "***"
-TOPIC, BROKER, GROUP = 2, 4, 32
+TOPIC, BROKER, BROKER_LOGGER, GROUP = 2, 4, 8, 32
 """Resource types of configs."""
 MECHANISMS: Final = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
 _MODULES: Final = {
@@ -161,7 +162,7 @@ _KNOWN_CONFIGS: Final = {
 
 
 def _shown(resource_type: int, name: str, value: str | None) -> str | None:
-    is_known = (resource_type, name) in _KNOWN_CONFIGS
+    is_known = (resource_type, name) in _KNOWN_CONFIGS or (resource_type == BROKER_LOGGER and value in KAFKA_LEVELS)
     return value if value is None else value[:VALUE_CHARACTERS_MAX] if is_known else HIDDEN
 
 
@@ -214,7 +215,7 @@ def _altered_configs(change: AuditedChange, response: Any) -> Iterator[AuditedIt
         for each in resource.configs:
             word = _WORDS[each.operation] if is_incremental and 0 <= each.operation < len(_WORDS) else "set"
             changes[each.name] = {word: _shown(kind, each.name, each.value), "before": _shown(kind, each.name, before.get(each.name))}
-        what = {TOPIC: "topic", BROKER: "broker", GROUP: "group"}.get(kind, f"resource of type {kind}")
+        what = {TOPIC: "topic", BROKER: "broker", BROKER_LOGGER: "loggers of broker", GROUP: "group"}.get(kind, f"resource of type {kind}")
         details = {"configs": changes} if is_incremental else {"configs": changes, "others": "reset"}
         yield AuditedItem("audit.config.altered", f"{what} {name}", details, codes.get((kind, name), 0))
 

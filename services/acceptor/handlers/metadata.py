@@ -284,7 +284,7 @@ class ListConfigResourcesHandler:
         self._on_reply(connection)
 
     def list_all(self, request: ListConfigResourcesRequest, version: int, rights: Rights | None = None) -> ListConfigResourcesResponse:
-        """Return topics, brokers, and groups that have configs. Version 0 lists client metrics, of which there are none."""
+        """Return topics, brokers and their loggers, and groups that have configs. Version 0 lists client metrics, of which there are none."""
         from appliance.protocol import config_apis
 
         response, kinds = config_apis.ListConfigResourcesResponse, config_apis.ResourceType
@@ -292,8 +292,8 @@ class ListConfigResourcesHandler:
             return response(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         image = self._view.image
         brokers = [str(broker_id) for broker_id in sorted(image.brokers)]
-        names = {kinds.TOPIC: sorted(image.topics), kinds.BROKER: brokers, kinds.GROUP: sorted(image.group_configs)}
-        known = {*names, kinds.BROKER_LOGGER, kinds.CLIENT_METRICS}
+        names = {kinds.TOPIC: sorted(image.topics), kinds.BROKER: brokers, kinds.BROKER_LOGGER: brokers, kinds.GROUP: sorted(image.group_configs)}
+        known = {*names, kinds.CLIENT_METRICS}
         if not known.issuperset(request.resource_types):
             return response(error_code=ErrorCode.UNSUPPORTED_VERSION)
         asked = set(request.resource_types) or known

@@ -15,6 +15,7 @@ from appliance.base.settings import Box
 from appliance.cluster.placement import CreationDefaults
 from appliance.cluster.state_log import internal_topic
 from appliance.senders.sender_tables import tables_of
+from services.controller.admin.broker_loggers import BrokerLoggers
 from services.controller.admin.configs import ConfigAdministration
 from services.controller.admin.elections import ElectionAdministration, LeadershipReturn
 from services.controller.admin.move_requests import DiskDraining
@@ -30,7 +31,14 @@ from services.controller.decisions.topic_operations import Spaces
 class ClusterAdministration:
     """Call `reconsider` while this box has arrived."""
 
-    def __init__(self, context: ControllerContext, box: Box, spaces: Spaces, new_topic_id: Callable[[], TopicId]) -> None:
+    def __init__(
+        self,
+        context: ControllerContext,
+        box: Box,
+        loggers: BrokerLoggers,
+        spaces: Spaces,
+        new_topic_id: Callable[[], TopicId],
+    ) -> None:
         self._cluster = cluster = context.cluster
         self._term: int | None = None
         """The controller epoch in which orders were received; None while another box is the controller."""
@@ -51,6 +59,7 @@ class ClusterAdministration:
         )
         self.partitions = PartitionAdministration(context, spaces, defaults)
         self.configs = ConfigAdministration(context)
+        self.loggers = loggers
         self.reassignments = ReassignmentAdministration(context)
         leadership_return = LeadershipReturn(
             box.flag("auto.leader.rebalance.enable"),

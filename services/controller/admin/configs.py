@@ -1,4 +1,4 @@
-"""Carry out changes of configs, per topic or broker, or of groups, one after another.
+"""Carry out changes of configs, per topic or broker, or of groups, one after another; log levels at once.
 
 Owned by the controller process. A change is a function of the current configs (`ConfigChange`),
 applied to what ZooKeeper holds when its turn comes. Applying it twice does no harm, so a change
@@ -36,6 +36,7 @@ from appliance.protocol.config_apis import (
     ResourceType,
 )
 from appliance.protocol.schema import Message
+from services.controller.admin.broker_loggers import BrokerLoggers
 from services.controller.admin.config_descriptions import BrokerSide, describe_broker, describe_dynamic, describe_group, describe_topic
 from services.controller.admin.pending_orders import OWN_CHANGES_MAX, PendingOrders, with_notification
 from services.controller.admin.waiting_requests import ControllerRequest, Key, OnResult, Result, WaitingRequest, WaitingRequests, truncated
@@ -156,17 +157,19 @@ def _run_name(entity: Entity) -> str:
 
 
 class ConfigRequests:
-    """Requests about configs of topics, of this broker and of groups."""
+    """Requests about configs of topics, of this broker and its loggers, and of groups."""
 
     def __init__(
         self,
         cluster: Cluster,
         administration: ConfigAdministration,
+        loggers: BrokerLoggers,
         broker_configs: Mapping[str, BrokerConfig],
         requests: WaitingRequests,
     ) -> None:
         self._cluster = cluster
         self._administration = administration
+        self._loggers = loggers
         self._broker_configs = broker_configs
         self._requests = requests
 
@@ -226,6 +229,9 @@ class ConfigRequests:
                 raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, self._cluster.group_configs_problem)
             own = self._cluster.group_configs.get(name, {})
             return describe_group(own, self._broker_configs, request.include_synonyms, request.include_documentation)
+        if kind == ResourceType.BROKER_LOGGER:
+            _refuse_other_broker(name, self._cluster.broker_id)
+            return self._loggers.describe()
         if kind != ResourceType.TOPIC:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {_kind_text(kind)}")
         if result is not None and result.code is not ErrorCode.NONE:
@@ -277,14 +283,29 @@ class ConfigRequests:
         on_result: Callable[[Result], None],
         is_awaited: Callable[[], bool],
     ) -> None:
+        kind, name = resource.resource_type, resource.resource_name
         try:
+            if kind == ResourceType.BROKER_LOGGER:
+                self._alter_loggers(resource, counts, validate_only)
+                on_result(Result(ErrorCode.NONE))
+                return
             change = self._planned(resource, counts)
         except RequestRefused as refused:
             on_result(Result.of(refused))
             return
-        kind, name = resource.resource_type, resource.resource_name
         entity = Entity(kind, name or DEFAULT_BROKER if kind == ResourceType.BROKER else name)
         self._administration.alter(entity, Alteration(change, validate_only, on_result, is_awaited))
+
+    def _alter_loggers(self, resource: Resource, counts: Counter[tuple[int, str]], validate_only: bool) -> None:
+        """Change log levels: in this process, so there is nothing to wait for."""
+        _refuse_twice(resource, counts)
+        if isinstance(resource, ResourceToReplace):
+            words = "AlterConfigs does not support the resource type BROKER_LOGGER; use IncrementalAlterConfigs."
+            raise RequestRefused(ErrorCode.INVALID_REQUEST, words)
+        operations = _operations(resource)
+        refuse_bad_names_and_nulls(operations)
+        _refuse_other_broker(resource.resource_name, self._cluster.broker_id)
+        self._loggers.alter(operations, validate_only)
 
     def _planned(self, resource: Resource, counts: Counter[tuple[int, str]]) -> ConfigChange:
         kind, name = resource.resource_type, resource.resource_name
@@ -307,7 +328,7 @@ class ConfigRequests:
                 return replaced({operation.name: operation.value or "" for operation in operations}, group_config_problem)
             return altered({}, operations, group_config_problem, {})
         if kind != ResourceType.TOPIC:
-            words = f"Configs of {_kind_text(kind)} resources cannot be altered here; those of topics, brokers and groups can."
+            words = f"Configs of {_kind_text(kind)} resources cannot be altered here; those of topics, brokers, loggers and groups can."
             raise RequestRefused(ErrorCode.INVALID_REQUEST, words)
         if not name:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")

@@ -115,7 +115,7 @@ class ControllerRequests:
         self._box = box
         self._move_requests = MoveRequests(move_orders, administration.draining, box.disks, requests)
         self._orphans = OrphanRequests(context, administration.topics, requests, move_orders.is_online)
-        configs = ConfigRequests(cluster, administration.configs, self._broker_configs, requests)
+        configs = ConfigRequests(cluster, administration.configs, administration.loggers, self._broker_configs, requests)
         reassignments = ReassignmentRequests(cluster, administration.reassignments, requests)
         partitions = PartitionRequests(cluster, administration.partitions, requests, quotas.mutations)
         self._mutating: dict[int, tuple[MutatingApi, Callable[[Any], int]]] = {

@@ -142,6 +142,18 @@ def test_of_users_and_configs_no_secret_is_shown(world: World) -> None:
         assert secret not in shown
 
 
+def test_levels_of_loggers_are_shown_and_nothing_else_in_their_place(world: World) -> None:
+    levels = (config_apis.ConfigToAlter("millrace.acceptor", 0, "DEBUG"), config_apis.ConfigToAlter("root", 0, "hush"))
+    resource = config_apis.ResourceToAlter(config_apis.ResourceType.BROKER_LOGGER, "1", levels)
+    body = config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST.encode(0, config_apis.IncrementalAlterConfigsRequest((resource,)))
+    pending = world.trail.begin(world.connection(), header(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0), body)
+    assert pending is not None
+    pending.on_answer(None)
+    (event,) = world.records.events
+    assert (event["event"], event["resource"]) == ("audit.config.altered", "loggers of broker 1")
+    assert {name: each["set"] for name, each in event["details"]["configs"].items()} == {"millrace.acceptor": "DEBUG", "root": "***"}
+
+
 def test_changes_of_users_and_quotas_show_what_was_before_and_no_credential(world: World) -> None:
     credential = ScramCredential.of_salted_password(ScramMechanism.SHA_256, SALT, SALTED.ljust(32), 8192).encode()
     quotas = {QuotaEntity("alice", DEFAULT_NAME): {PRODUCER_BYTE_RATE: 1_000.0}, QuotaEntity(address="::1"): {"connection_creation_rate": 5.0}}

@@ -50,7 +50,8 @@ def test_resources_with_configs_are_listed_by_type() -> None:
         assert response.error_code == 0
         return [(each.resource_name, each.resource_type) for each in response.config_resources]
 
-    assert listed(1) == [("1", ResourceType.BROKER), ("workers", ResourceType.GROUP)]
+    assert listed(1) == [("1", ResourceType.BROKER), ("1", ResourceType.BROKER_LOGGER), ("workers", ResourceType.GROUP)]
+    assert listed(1, ResourceType.BROKER_LOGGER) == [("1", ResourceType.BROKER_LOGGER)]
     assert listed(1, ResourceType.GROUP) == [("workers", ResourceType.GROUP)]
     assert listed(1, ResourceType.CLIENT_METRICS) == listed(0) == []
     assert handler.list_all(ListConfigResourcesRequest((3,)), 1).error_code == ErrorCode.UNSUPPORTED_VERSION
