@@ -270,6 +270,7 @@ def requests(group: str) -> list[tuple[str, Message[Any], Message[Any], int, Any
     commits = tuple(_G.OffsetCommitTopic(name, (_G.OffsetCommitPartition(0, 1),)) for name in TOPICS)
     txn_commits = tuple(_T.TxnOffsetCommitTopic(name, (_T.TxnOffsetCommitPartition(0, 1),)) for name in TOPICS)
     resources = [(2, name) for name in TOPICS] + [(4, "1")]
+    with_loggers = [*resources, (8, "1")]  # AlterConfigs refuses them: Kafka before it looks at rights
     return [
         ("ListOffsets", _O.LIST_OFFSETS_REQUEST, _O.LIST_OFFSETS_RESPONSE, 5,
          _O.ListOffsetsRequest(-1, 0, tuple(_O.ListOffsetsTopic(name, (_O.ListOffsetsPartition(0, timestamp=-1),)) for name in NAMED_TOPICS))),
@@ -290,11 +291,11 @@ def requests(group: str) -> list[tuple[str, Message[Any], Message[Any], int, Any
         ("CreatePartitions", topic_apis.CREATE_PARTITIONS_REQUEST, topic_apis.CREATE_PARTITIONS_RESPONSE, 1,
          topic_apis.CreatePartitionsRequest(tuple(topic_apis.TopicToGrow(name, 2) for name in NAMED_TOPICS), validate_only=True)),
         ("DescribeConfigs", config_apis.DESCRIBE_CONFIGS_REQUEST, config_apis.DESCRIBE_CONFIGS_RESPONSE, 3,
-         config_apis.DescribeConfigsRequest(tuple(config_apis.ResourceToDescribe(*each, ("retention.ms",)) for each in resources))),
+         config_apis.DescribeConfigsRequest(tuple(config_apis.ResourceToDescribe(*each, ("retention.ms",)) for each in with_loggers))),
         ("AlterConfigs", config_apis.ALTER_CONFIGS_REQUEST, config_apis.ALTER_CONFIGS_RESPONSE, 1,
          config_apis.AlterConfigsRequest(tuple(config_apis.ResourceToReplace(*each) for each in resources), True)),
         ("IncrementalAlterConfigs", config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST, config_apis.INCREMENTAL_ALTER_CONFIGS_RESPONSE, 0,
-         config_apis.IncrementalAlterConfigsRequest(tuple(config_apis.ResourceToAlter(*each) for each in resources), True)),
+         config_apis.IncrementalAlterConfigsRequest(tuple(config_apis.ResourceToAlter(*each) for each in with_loggers), True)),
         ("DescribeLogDirs", log_dir_apis.DESCRIBE_LOG_DIRS_REQUEST, log_dir_apis.DESCRIBE_LOG_DIRS_RESPONSE, 3, log_dir_apis.DescribeLogDirsRequest(())),
         ("ElectLeaders", reassignment_apis.ELECT_LEADERS_REQUEST, reassignment_apis.ELECT_LEADERS_RESPONSE, 1,
          reassignment_apis.ElectLeadersRequest(0, (reassignment_apis.TopicToElectFor("logs-a", (0,)),))),

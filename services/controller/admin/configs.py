@@ -230,7 +230,7 @@ class ConfigRequests:
             own = self._cluster.group_configs.get(name, {})
             return describe_group(own, self._broker_configs, request.include_synonyms, request.include_documentation)
         if kind == ResourceType.BROKER_LOGGER:
-            _refuse_other_broker(name, self._cluster.broker_id)
+            _refuse_other_broker(name, self._cluster.broker_id, may_be_empty=False)
             return self._loggers.describe()
         if kind != ResourceType.TOPIC:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {_kind_text(kind)}")
@@ -304,7 +304,7 @@ class ConfigRequests:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, words)
         operations = _operations(resource)
         refuse_bad_names_and_nulls(operations)
-        _refuse_other_broker(resource.resource_name, self._cluster.broker_id)
+        _refuse_other_broker(resource.resource_name, self._cluster.broker_id, may_be_empty=False)
         self._loggers.alter(operations, validate_only)
 
     def _planned(self, resource: Resource, counts: Counter[tuple[int, str]]) -> ConfigChange:
@@ -382,13 +382,14 @@ def _operations(resource: Resource) -> list[ConfigOperation]:
     return [ConfigOperation(config.name, config.operation, config.value) for config in resource.configs]
 
 
-def _refuse_other_broker(name: str, broker_id: int) -> None:
+def _refuse_other_broker(name: str, broker_id: int, may_be_empty: bool = True) -> None:
     try:
         asked = int(name)
     except ValueError:
         raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name}") from None
     if asked != broker_id or name != str(broker_id):
-        raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {broker_id} or empty string, but received {name}")
+        expected = f"{broker_id} or empty string," if may_be_empty else f"{broker_id}"
+        raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {expected} but received {name}")
 
 
 def _refuse_bad_group(name: str) -> None:
