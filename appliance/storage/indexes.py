@@ -2,8 +2,7 @@
 
 They are read with pread and never mapped. The log-writer appends to them and keeps their exact
 length; any process with a descriptor may read. An index is a hint: it may lag behind its log, and an
-entry never points past the valid end. A look-up reads blocks of 4 KiB: one for an index of 512 entries,
-a dozen for the largest.
+entry never points past the valid end. Weak spot: a look-up costs about log2(entries) small reads.
 
     .index      8 bytes an entry: int32 relative offset (last offset of a batch), int32 position (where that batch starts)
     .timeindex 12 bytes an entry: int64 largest timestamp so far, int32 relative offset (last offset of the batch that holds it)
@@ -23,6 +22,7 @@ from appliance.storage import file_io
 OFFSET_ENTRY = Struct(">ii")
 TIME_ENTRY = Struct(">qi")
 LARGEST_RELATIVE_OFFSET = 2**31 - 1
+_BLOCKS_KEPT = 32
 
 assert OFFSET_ENTRY.size == 8 and TIME_ENTRY.size == 12
 
@@ -41,16 +41,14 @@ class TimeEntry(NamedTuple):
     offset: Offset
 
 
-_BLOCK_ENTRIES = 512
-_BLOCK_BYTES = _BLOCK_ENTRIES * OFFSET_ENTRY.size
-
-
 class OffsetIndex:
-    """Reads an `.index` through the caller's descriptor, and keeps what it has read: it serves one look-up. Raises OSError."""
+    """Reads an `.index` through the caller's descriptor. Raises OSError."""
 
-    def __init__(self, fd: int, base_offset: Offset) -> None:
+    def __init__(self, fd: int, base_offset: Offset, block_entries: int = 1) -> None:
+        """It reads `block_entries` at a time and keeps them, for a caller that takes many."""
         self._fd = fd
         self._base_offset = base_offset
+        self._block_entries = block_entries
         self._blocks: dict[int, bytes] = {}
 
     def count(self) -> int:
@@ -59,11 +57,14 @@ class OffsetIndex:
 
     def entry(self, number: int) -> OffsetEntry:
         """Return the entry with this number, from 0."""
-        block, place = divmod(number, _BLOCK_ENTRIES)
+        block, place = divmod(number, self._block_entries)
         place *= OFFSET_ENTRY.size
         entries = self._blocks.get(block, b"")
         if place + OFFSET_ENTRY.size > len(entries):
-            entries = self._blocks[block] = file_io.pread_all(self._fd, block * _BLOCK_BYTES, _BLOCK_BYTES)
+            if len(self._blocks) == _BLOCKS_KEPT:
+                self._blocks.clear()
+            block_bytes = self._block_entries * OFFSET_ENTRY.size
+            entries = self._blocks[block] = file_io.pread_all(self._fd, block * block_bytes, block_bytes)
         relative, position = OFFSET_ENTRY.unpack_from(entries, place)
         return OffsetEntry(self._base_offset + relative, position)
 

