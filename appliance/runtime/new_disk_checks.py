@@ -31,6 +31,8 @@ REASONS = (MISSING, ROOT_FILE_SYSTEM, SAME_DEVICE, OTHER_FILES)
 MOUNTS = "/proc/self/mountinfo"
 OF_MKFS = frozenset({"lost+found"})
 """Entries of a new file system."""
+OF_LOG_WRITERS = frozenset({".millrace-probe", *(f"{name}-offset-checkpoint" for name in ("recovery-point", "log-start", "replication"))})
+"""What a log-writer may have written before it noticed that its disk had been exchanged for an empty one."""
 _SHOWN_FILES_MAX = 3
 
 
@@ -136,7 +138,7 @@ def forced_reasons(values: Iterable[str]) -> frozenset[str]:
 def _other_files(path: str) -> list[str]:
     """Return the other files, sorted; none if it is a log directory, whose files are its own."""
     try:
-        names = sorted(set(os.listdir(path)) - OF_MKFS)
+        names = sorted(set(os.listdir(path)) - OF_MKFS - OF_LOG_WRITERS)
     except OSError:
         return []  # another check reports a missing or unreadable directory
     return [] if META_PROPERTIES in names else names

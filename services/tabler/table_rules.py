@@ -67,6 +67,9 @@ class PartitionStart(NamedTuple):
     problem: str | None = None
 
 
+_TO_HAVE_THEM = "To have them, move the table's directory away (it stays readable), then --table none and --table again"
+
+
 def plan_partition(row: Row, table_offset: int | None, scanned_to: int | None) -> PartitionStart:
     """Return what is to be read of a partition that this box leads.
 
@@ -78,7 +81,7 @@ def plan_partition(row: Row, table_offset: int | None, scanned_to: int | None) -
         return PartitionStart(row.log_start_offset, max(end, row.log_start_offset))
     if table_offset > row.log_end_offset:
         words = f"the table has it up to offset {table_offset}, but its log ends at {row.log_end_offset}: the log lost records"
-        return PartitionStart(table_offset, table_offset, f"{words}; new ones below that offset will be left out and counted")
+        return PartitionStart(table_offset, table_offset, f"{words}; new ones below that offset will be left out and counted. {_TO_HAVE_THEM}")
     start = max(table_offset, scanned_to or 0)
     return PartitionStart(start, max(end, start))
 

@@ -270,7 +270,7 @@ def requests(group: str) -> list[tuple[str, Message[Any], Message[Any], int, Any
     commits = tuple(_G.OffsetCommitTopic(name, (_G.OffsetCommitPartition(0, 1),)) for name in TOPICS)
     txn_commits = tuple(_T.TxnOffsetCommitTopic(name, (_T.TxnOffsetCommitPartition(0, 1),)) for name in TOPICS)
     resources = [(2, name) for name in TOPICS] + [(4, "1")]
-    with_loggers = [*resources, (8, "1")]  # AlterConfigs refuses them: Kafka before it looks at rights
+    with_loggers = [*resources, (8, "1")]  # AlterConfigs refuses them: Kafka before it checks rights
     return [
         ("ListOffsets", _O.LIST_OFFSETS_REQUEST, _O.LIST_OFFSETS_RESPONSE, 5,
          _O.ListOffsetsRequest(-1, 0, tuple(_O.ListOffsetsTopic(name, (_O.ListOffsetsPartition(0, timestamp=-1),)) for name in NAMED_TOPICS))),

@@ -21,6 +21,8 @@ from appliance.runtime.new_disk_checks import (
     new_disk_problems,
     unforced,
 )
+from appliance.storage.checkpoints import HIGH_WATERMARKS, LOG_START_OFFSETS, RECOVERY_POINTS
+from appliance.storage.directory_identity import PROBE_FILE
 
 WHOLE = {"8:17": "8:16", "8:18": "8:16"}
 
@@ -107,6 +109,9 @@ def test_the_uppermost_of_several_mounts_at_one_place_counts() -> None:
 
 def test_other_files_are_named_and_a_log_directory_has_none(machine: Machine) -> None:
     d1 = machine.mount("d1", "8:32")
+    for name in (PROBE_FILE, RECOVERY_POINTS, LOG_START_OFFSETS, HIGH_WATERMARKS):  # of a log-writer whose disk was exchanged
+        (d1 / name).touch()
+    assert machine.problems(d1) == {}
     for name in ("a", "b", "c", "d"):
         (d1 / name).touch()
     problems = machine.problems(d1)
