@@ -227,7 +227,11 @@ ensure_venv() {
 }
 
 # One installation at a time; the lock is let go before anything long-lived starts.
-lock() { if has flock; then exec 9<"${BASH_SOURCE[0]}"; flock 9; fi; }
+lock() {
+    if ! has flock; then return; fi
+    exec 9<"${BASH_SOURCE[0]}"
+    flock -n 9 || { say "waiting for another install.sh of this checkout …"; flock 9; }
+}
 unlock() { exec 9<&-; }
 
 # jars_for_venv: ZooKeeper's, by Maven. Needs no .venv yet.

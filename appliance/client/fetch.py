@@ -148,7 +148,8 @@ class TopicTail:
             if self._next_offsets and clock.monotonic_ms() >= waits_until_ms:
                 for partition in sorted(self._leaders.keys() - self._next_offsets.keys()):
                     is_led = self._leaders[partition] != NO_LEADER
-                    self.unserved[partition] = str(error) if is_led else "it has no leader: its disk or its box is offline"
+                    why = str(error).partition(": ")[2] or str(error)  # without the partition that was refused last
+                    self.unserved[partition] = why if is_led else "it has no leader: its disk or its box is offline"
                     self._on_notice(f"{self.topic}-{partition} is not served: {self.unserved[partition]}")
                 return
             backoff.pause_or_raise(error)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import stat
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -126,6 +127,8 @@ def file_problems(listeners: list[KafkaListener], settings: Mapping[str, Setting
     key = str(settings.get("delegation.token.secret.key.file", ""))
     if key and not os.path.isfile(key):
         problems.append(f"delegation.token.secret.key.file: there is no file {key}; write random characters into it, mode 0600, the same on all boxes")
+    elif key and os.stat(key).st_mode & stat.S_IRWXO:
+        problems.append(f"delegation.token.secret.key.file: other users can read or change {key}; run chmod o= {key}")
     elif key and (problem := storage_user_problem(key)) is not None:
         problems.append(f"delegation.token.secret.key.file: {problem}")
     return problems

@@ -177,3 +177,15 @@ def test_a_password_of_boxes_that_is_not_there_is_named(files: Files, tmp_path: 
     assert problem.startswith("inter.broker.password.file: there is no file") and str(tmp_path) in problem
     (tmp_path / "password").write_text("of boxes\n")
     assert file_problems(listeners, settings) == []
+
+
+def test_the_secret_of_tokens_must_be_there_and_closed_to_other_users(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    settings = {**default_settings(), "delegation.token.secret.key.file": str(key)}
+    (problem,) = file_problems([], settings)
+    assert problem.startswith("delegation.token.secret.key.file: there is no file")
+    key.write_text("the same on all boxes\n")
+    key.chmod(0o644)
+    assert file_problems([], settings) == [f"delegation.token.secret.key.file: other users can read or change {key}; run chmod o= {key}"]
+    key.chmod(0o640)
+    assert file_problems([], settings) == []
