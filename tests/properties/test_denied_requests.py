@@ -41,7 +41,5 @@ def test_every_request_is_judged_with_any_rights(key: ApiKey, version: int, data
     authorizer.replace([AclBinding(kind, "*", PatternType.LITERAL, "User:a", "*", operation, AclPermission.ALLOW) for kind, operation in grants])
     body = request.encode(version, request.widened(version, data.draw(bodies(request.shape(version), version))))
     judged = JUDGE.judge(authorizer.rights_of("User:a", "10.0.0.1"), key, version, body)
-    if judged.body is None:
-        response.decode(judged.answer, 0, len(judged.answer), version)
-    else:
-        request.decode(judged.body, 0, len(judged.body), version)
+    message, encoded = (response, judged.answer) if judged.body is None else (request, judged.body)
+    assert message.encode(version, message.decode(encoded, 0, len(encoded), version)) == encoded
